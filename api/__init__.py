@@ -1,0 +1,1 @@
+"""The public Python face: submit, look at and steer jobs from a program."""

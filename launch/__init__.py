@@ -1,0 +1,1 @@
+"""What starts and guards attempts: backends, the supervisor, launchers, NVML, checkpoints, causes."""

@@ -1,0 +1,1 @@
+"""What HPC users bring with them from Slurm: environment variables and file name patterns."""

@@ -1,0 +1,1 @@
+"""The durable queue: schema, migrations, store, job files and the state machine; imports nothing of ours."""

@@ -1,0 +1,129 @@
+"""The event file of one rank: one numbered JSON line an event, written with one write and fsynced.
+
+Readers never pass a gap in the numbers, and put up with torn tails, runs of NUL (a block that reached the disk
+before its data) and files that come late.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import dataclass
+from typing import Any
+
+FORMAT = 1
+#: A line longer than this is not one of ours; the reader stops there rather than load it.
+MAX_LINE = 1 << 20
+_CHUNK = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """One event as read: its number, UTC time, kind and the other fields."""
+
+    number: int
+    at: float
+    kind: str
+    data: dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """What a read gave: the events, and the offset and number to go on from. `trouble` says why it stopped early."""
+
+    lines: list[Line]
+    offset: int
+    next_number: int
+    trouble: str = ""
+
+
+class EventWriter:
+    """Appends to an event file; a new writer goes on where the last whole line ends."""
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+        tail = read(path, 0, 1)
+        while tail.lines:
+            last = tail
+            tail = read(path, last.offset, last.next_number)
+        self.next_number = tail.next_number
+        self._fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+        self._fresh_line = os.fstat(self._fd).st_size <= tail.offset
+
+    def write(self, kind: str, at: float, **data: Any) -> int:
+        """Append one event; its number. Raises OSError (a full disk, say), and then nothing was counted."""
+        record = {"v": FORMAT, "n": self.next_number, "at": round(at, 3), "kind": kind, **data}
+        text = json.dumps(record, separators=(",", ":")).encode() + b"\n"
+        if not self._fresh_line:
+            # A torn line stands at the end: close it, so that it costs itself and not this event.
+            text = b"\n" + text
+        written = os.write(self._fd, text)
+        self._fresh_line = written == len(text)
+        if not self._fresh_line:
+            raise OSError(28, f"only {written} of {len(text)} bytes went to {self.path}")
+        os.fsync(self._fd)
+        self.next_number += 1
+        return self.next_number - 1
+
+    def close(self) -> None:
+        """Close the file; the event file itself stays."""
+        os.close(self._fd)
+
+
+def read(path: str, offset: int, next_number: int) -> Batch:
+    """The whole, consecutively numbered events of `path` from `offset` on; a missing file gives none.
+
+    `next_number` is the number that the first event must have; lower ones are repeats and are passed over, a higher
+    one is a gap at which reading stops. Raises OSError other than "not there".
+    """
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+    except (FileNotFoundError, NotADirectoryError):
+        return Batch([], offset, next_number)
+    try:
+        data = os.pread(fd, _CHUNK, offset)
+    finally:
+        os.close(fd)
+    lines: list[Line] = []
+    position = 0
+    while (end := data.find(b"\n", position)) >= 0:
+        raw = data[position:end]
+        if b"\0" in raw:
+            stripped = raw.strip(b"\0")
+            if not stripped or b"\0" in stripped or _parse(stripped) is None:
+                return Batch(
+                    lines, offset + position, next_number, "a hole in the file; waiting for its data"
+                )
+            raw = stripped
+        line = _parse(raw)
+        if line is not None:
+            if line.number > next_number:
+                return Batch(
+                    lines,
+                    offset + position,
+                    next_number,
+                    f"event {next_number} is missing before {line.number}",
+                )
+            if line.number == next_number:
+                lines.append(line)
+                next_number += 1
+        position = end + 1
+    trouble = ""
+    if position == 0 and len(data) >= MAX_LINE:
+        trouble = f"a line longer than {MAX_LINE} bytes"
+    return Batch(lines, offset + position, next_number, trouble)
+
+
+def _parse(raw: bytes) -> Line | None:
+    """One line as an event; None for a torn or foreign one, which costs only itself."""
+    try:
+        value = json.loads(raw)
+    except (ValueError, RecursionError):
+        return None
+    if not isinstance(value, dict):
+        return None
+    number, at, kind = value.pop("n", None), value.pop("at", None), value.pop("kind", None)
+    value.pop("v", None)
+    if type(number) is not int or not isinstance(at, int | float) or not isinstance(kind, str):
+        return None
+    return Line(number, float(at), kind, value)

@@ -1,0 +1,74 @@
+"""One host owns a spool at a time: a record of host, boot id, pid, start time and epoch.
+
+The epoch stands in the record and in the database; each write transaction compares the two, so an old owner that
+wakes up commits nothing. Within one host any number of processes write (SQLite orders them); the record names the
+host's daemon where there is one. Whether an owner on *another* host is alive is judged by change of the record's
+content and by the reader's own clock, never by comparing two clocks.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from .durable import read_json
+from .processes import ProcessName, boot_id, host_name
+
+SILENT_S = 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class Owner:
+    """Who owns the spool. `beat` changes at each renewal; `role` is "command" or "daemon"."""
+
+    host: str
+    boot_id: str
+    pid: int
+    start: int
+    epoch: int
+    role: str
+    beat: int = 0
+
+    @property
+    def process(self) -> ProcessName:
+        """The owning process by name."""
+        return ProcessName(self.host, self.boot_id, self.pid, self.start)
+
+    def here(self) -> bool:
+        """Whether it is this boot of this host, whose processes may all write."""
+        return self.host == host_name() and self.boot_id == boot_id()
+
+    def describe(self) -> str:
+        """For messages."""
+        return f"process {self.pid} on {self.host} (epoch {self.epoch})"
+
+    def record(self) -> dict[str, Any]:
+        """As written to owner.json."""
+        return asdict(self)
+
+
+def read_owner(path: str) -> Owner | None:
+    """The owner by the record at `path`; None when there is none or it is damaged."""
+    value = read_json(path)
+    if not isinstance(value, dict):
+        return None
+    try:
+        return Owner(
+            str(value["host"]),
+            str(value["boot_id"]),
+            int(value["pid"]),
+            int(value["start"]),
+            int(value["epoch"]),
+            str(value["role"]),
+            int(value.get("beat", 0)),
+        )
+    except (KeyError, TypeError, ValueError):
+        return None
+
+
+def this_process(epoch: int, role: str, beat: int = 0) -> Owner:
+    """This process as an owner."""
+    import os
+
+    name = ProcessName.of(os.getpid())
+    return Owner(name.host, name.boot_id, name.pid, name.start, epoch, role, beat)
