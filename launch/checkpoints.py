@@ -49,6 +49,7 @@ _JSON_LIMIT = 64 * _MIB  # an index of a million tensors
 _STATE_LIMIT = 2 * _MIB  # a trainer_state.json beyond this (a long log) is read at both ends only
 _FILES_LIMIT = 50_000
 _VERSIONS_LIMIT = 1_000
+_LOOKS = 3
 
 _TEMPORARY = re.compile(
     r"^[.]|^_?te?mp[._-]|^tmp[a-z0-9_]{8}(?:[.]|$)|[._-]tmp(?:[._-]|$)|[.](?:temp|part)$"
@@ -111,9 +112,18 @@ def find(folder: str, fmt: str = "auto", *, limit: int = LIMIT) -> Found:
     """
     if fmt not in FORMATS:
         raise ValueError(f"unknown checkpoint format {fmt!r}: choose one of {', '.join(FORMATS)}")
-    numbered, others, broken = _candidates(folder, fmt)
+    for _ in range(_LOOKS):
+        found, vanished = _look(folder, fmt, limit)
+        if found.newest is not None or not vanished:
+            break  # else rotation overtook us: all that was listed is gone, and there is something newer
+    return found
 
-    complete: dict[str, tuple[Checkpoint, int]] = {}
+
+def _look(folder: str, fmt: str, limit: int) -> tuple[Found, bool]:
+    """Look once; also tell whether something that was listed had vanished when it was its turn."""
+    numbered, others, broken = _candidates(folder, fmt)
+    complete: list[tuple[Checkpoint, int]] = []
+    vanished = False
     for group in (numbered, others):
         proved = 0
         for candidate in group:
@@ -121,9 +131,11 @@ def find(folder: str, fmt: str = "auto", *, limit: int = LIMIT) -> Found:
                 break
             result = _examine(candidate.path, fmt, candidate.hint)
             if isinstance(result, Checkpoint):
-                complete[result.path] = (result, candidate.ordinal)
+                complete.append((result, candidate.ordinal))
                 proved += 1
-            elif result is not None:
+            elif result is None:
+                vanished = True
+            else:
                 broken.append(result)
 
     def order(item: tuple[Checkpoint, int]) -> tuple[int, int, bool, float, str]:
@@ -132,8 +144,8 @@ def find(folder: str, fmt: str = "auto", *, limit: int = LIMIT) -> Found:
         # At the same step a child beats the folder itself, which often holds final weights without an optimiser.
         return (step, ordinal, checkpoint.path != folder, checkpoint.mtime, checkpoint.path)
 
-    ranked = tuple(item[0] for item in sorted(complete.values(), key=order, reverse=True))
-    return Found(ranked[0] if ranked else None, ranked, tuple(broken))
+    ranked = tuple(checkpoint for checkpoint, _ in sorted(complete, key=order, reverse=True))
+    return Found(ranked[0] if ranked else None, ranked, tuple(broken)), vanished
 
 
 def verify(path: str) -> Checkpoint | Broken:
@@ -282,7 +294,7 @@ def _ordinal_of(path: str) -> int:
 
 
 def _examine(path: str, fmt: str, hint: int | None) -> Checkpoint | Broken | None:
-    """Prove one candidate complete; None when it has vanished or is none of `fmt`."""
+    """Prove one candidate complete; None when it has vanished."""
     try:
         status = os.stat(path)
         if stat.S_ISDIR(status.st_mode):
@@ -319,7 +331,7 @@ def _examine_file(path: str, hint: int | None) -> Checkpoint:
         return Checkpoint(path, hint, kind, file.status.st_mtime, _identity(fingerprint))
 
 
-def _examine_folder(path: str, fmt: str, hint: int | None) -> Checkpoint | None:
+def _examine_folder(path: str, fmt: str, hint: int | None) -> Checkpoint:
     files = _listing(path)
     if fmt in ("auto", "gpuspool") and MARKER in files:
         return _examine_ours(path, files)
@@ -417,20 +429,20 @@ def _check_shards(path: str, files: dict[str, os.stat_result]) -> None:
             if not isinstance(weight_map, dict) or not weight_map:
                 raise BadCheckpoint(f"has {name} without a weight_map")
             folder = name.rpartition("/")[0]
-            for shard in {str(each) for each in weight_map.values()}:
+            for shard in sorted({str(each) for each in weight_map.values()}):
                 if (f"{folder}/{shard}" if folder else shard) not in files:
                     raise BadCheckpoint(f"lacks the shard {shard}, which {name} names")
-        match = _SHARD.search(name)
-        if match:
-            for number in range(1, int(match[2]) + 1):
-                sibling = f"{name[: match.start()]}-{number:05}-of-{match[2]}{name[match.end() :]}"
-                # Some writers count from 0.
-                if sibling not in files and not (number == int(match[2]) and _zeroth(name, match) in files):
-                    raise BadCheckpoint(f"lacks the shard {sibling}")
-
-
-def _zeroth(name: str, match: re.Match[str]) -> str:
-    return f"{name[: match.start()]}-00000-of-{match[2]}{name[match.end() :]}"
+    counted = {
+        (name[: match.start()], match[2], name[match.end() :])
+        for name in files
+        if (match := _SHARD.search(name))
+    }
+    for before, total, after in sorted(counted):
+        # Nearly all writers count from 1; one that counts from 0 has no last one.
+        first = 0 if f"{before}-00000-of-{total}{after}" in files else 1
+        for number in range(first, first + int(total)):
+            if (shard := f"{before}-{number:05}-of-{total}{after}") not in files:
+                raise BadCheckpoint(f"lacks the shard {shard}")
 
 
 def _check_whole(path: str, names: Iterable[str], files: dict[str, os.stat_result]) -> None:

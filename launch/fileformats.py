@@ -1,7 +1,8 @@
 """Proof that one checkpoint file is whole, for the formats that can prove it: torch.save's zip, and safetensors.
 
 Only headers and tails are read, nothing is ever unpickled, nothing but regular files is opened, and no content
-makes a check raise anything but `BadCheckpoint`, or `Vanished` where the file was deleted meanwhile.
+makes a check raise anything but `BadCheckpoint`, or `Vanished` where the file was deleted meanwhile. A file that
+cannot be read raises OSError.
 """
 
 from __future__ import annotations
@@ -64,6 +65,7 @@ class Reader:
         if offset < 0 or length < 0:
             raise BadCheckpoint("has an impossible offset in it")
         parts = []
+        length = min(length, self.size - offset)  # an absurd number must not make an absurd buffer
         while length > 0:
             part = os.pread(self._fd, length, offset)
             if not part:
@@ -158,6 +160,8 @@ def check_torch(file: Reader) -> tuple[int, int]:
     if pickle is None:
         raise BadCheckpoint("is a zip, but not one that torch.save writes")
     header = file.at(pickle[0], 30)
+    if len(header) < 30:
+        raise BadCheckpoint("has a damaged central directory")
     name_length, extra_length = struct.unpack_from("<HH", header, 26)
     return pickle[0] + 30 + name_length + extra_length, pickle[1]
 

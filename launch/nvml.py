@@ -204,7 +204,10 @@ class Nvml:
                 try:
                     return list(getattr(nv, f"{name}_v3")(handle))
                 except nv.NVMLError_FunctionNotFound:
-                    return list(getattr(nv, f"{name}_v2")(handle))  # drivers before 510
+                    older = getattr(nv, f"{name}_v2", None)  # drivers before 510
+                    if older is None:  # releases 12.535 of pynvml have none
+                        raise
+                    return list(older(handle))
             except nv.NVMLError_InsufficientSize:  # more processes started between pynvml's two calls
                 if not retry:
                     raise

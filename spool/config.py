@@ -431,9 +431,9 @@ class _Reader:
                 inside = bare.startswith(f"[{section}]")
                 if (inside and not key) or bare.startswith(f"[{section}.{key}]"):
                     return f"{self.path}:{number}"
-            elif inside and key and bare.startswith(f"{key}="):
-                return f"{self.path}:{number}"
-            elif bare.startswith((f"{section}.{key}=", f"{section}=")):
+            elif (inside and key and bare.startswith(f"{key}=")) or bare.startswith(
+                (f"{section}.{key}=", f"{section}=")
+            ):
                 return f"{self.path}:{number}"
         return self.path
 

@@ -30,7 +30,6 @@ class Claim:
     walltime_s: int
     grace_s: int
     ends_by: float | None  # a window's end, UTC seconds
-    resume_from: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,7 +133,7 @@ class LifecycleVerbs(Session):
                 number = changed[0]
                 db.execute(
                     f"INSERT INTO attempts ({ATTEMPT_COLUMNS}) VALUES (?, ?, 0, ?, ?, ?, ?, ?, ?, ?, ?, ?, '', ?, NULL, ?, ?, ?,"
-                    " '', NULL, NULL, 0, 0, NULL, NULL, '', NULL, NULL, '', '', '', NULL, ?, 0, 0)",
+                    " '', NULL, NULL, 0, 0, NULL, NULL, '', NULL, NULL, '', '', '', NULL, '', 0, 0)",
                     (
                         claim.job,
                         number,
@@ -151,7 +150,6 @@ class LifecycleVerbs(Session):
                         claim.walltime_s,
                         claim.grace_s,
                         claim.ends_by,
-                        claim.resume_from,
                     ),
                 )
                 db.execute("DELETE FROM reservations WHERE job_id = ?", (claim.job,))
@@ -209,8 +207,9 @@ class LifecycleVerbs(Session):
         db, key, data = self.db, (update.job, update.attempt), line.data
         if line.kind == "started":
             db.execute(
-                "UPDATE attempts SET started_at = coalesce(started_at, ?), handle = ? WHERE job_id = ? AND number = ?",
-                (line.at, str(data.get("supervisor", "")), *key),
+                "UPDATE attempts SET started_at = coalesce(started_at, ?), handle = ?, resume_from = ?"
+                " WHERE job_id = ? AND number = ?",
+                (line.at, str(data.get("supervisor", "")), str(data.get("resume_from", "")), *key),
             )
             state = db.execute("SELECT state, attempt FROM jobs WHERE id = ?", (update.job,)).fetchone()
             if state == (State.INITIALIZING, update.attempt):
@@ -275,6 +274,9 @@ class LifecycleVerbs(Session):
                 )
                 if not changed.rowcount:
                     continue
+                if fresh[0] == State.INITIALIZING and after.state is State.SUCCEEDED:
+                    # So short that nothing was read of it while it ran: running and final in one transaction.
+                    db.execute("UPDATE jobs SET state = 'running' WHERE id = ?", (job.id,))
                 final = after.state in FINAL
                 step = max(
                     (s for s in (job.progress_step, ending.checkpoint_step) if s is not None), default=None

@@ -118,7 +118,7 @@ def _parse_span(name: str, text: str) -> Span:
             what=f"a span of window {name!r}", value=text, why="it cannot be read", remedy=_REMEDY
         )
     days: set[int] = set()
-    for part in "mon-sun".split(",") if match[1] == "daily" else match[1].split(","):
+    for part in ["mon-sun"] if match[1] == "daily" else match[1].split(","):
         first, _, last = part.partition("-")
         last = last or first
         if first not in DAYS or last not in DAYS:

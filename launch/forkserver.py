@@ -1,0 +1,144 @@
+"""A warm process that forks supervisors: the daemon's child, with everything imported that a supervisor needs.
+
+It holds no database connection and no threads. It ends when the daemon does; the supervisors it forked go on.
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+import sys
+from typing import Any
+
+from ..spool.processes import start_time
+from .processes import reset_signals, set_title
+from .supervisor import detach, supervise
+from .wire import ChildWatch, Wire, pair, wait
+
+
+class ForkServer:
+    """The daemon's side."""
+
+    def __init__(self) -> None:
+        mine, theirs = pair()
+        os.set_inheritable(theirs, True)
+        argv = [sys.executable, "-E", "-P", "-m", "gpuspool.launch.forkserver", str(theirs)]
+        self.pid = os.posix_spawn(sys.executable, argv, supervisor_environment())
+        os.close(theirs)
+        self.wire = Wire(mine)
+
+    def start(self, folder: str) -> str:
+        """Fork a supervisor for the attempt in `folder`; its process name's pid and start time as text.
+
+        Raises OSError when the fork server is gone or cannot fork; whether a supervisor was started is then for its
+        claim to say.
+        """
+        self.wire.send("start", folder=folder)
+        for _ in range(100):
+            wait([self.wire.fd], 0.1)
+            for message in self.wire.receive():
+                if message.get("folder") == folder:
+                    if message["kind"] == "failed":
+                        raise OSError(str(message["text"]))
+                    return f"{message['pid']} {message['start']}"
+            if self.wire.closed:
+                raise OSError("the fork server is gone")
+        raise OSError("the fork server does not answer")
+
+    def close(self) -> None:
+        """Let it go and reap it."""
+        self.wire.close()
+        try:
+            os.waitpid(self.pid, 0)
+        except ChildProcessError:
+            pass
+
+
+def supervisor_environment() -> dict[str, str]:
+    """What a process of ours keeps of the environment: where things are, nothing of a job and no PYTHON*."""
+    keep = ("PATH", "HOME", "USER", "LOGNAME", "LANG", "TZ", "TMPDIR", "XDG_RUNTIME_DIR", "LD_LIBRARY_PATH")
+    kept_prefixes = ("LC_", "XDG_", "GPUSPOOL_CFG_", "NVIDIA_", "FAKE_NVML")
+    return {
+        name: value
+        for name, value in os.environ.items()
+        if name in keep or name.startswith(kept_prefixes) or name in ("SCRATCH", "WORK")
+    }
+
+
+def spawn_cold(folder: str) -> None:
+    """Start a supervisor without a fork server: a detached process of its own. Raises OSError."""
+    argv = [sys.executable, "-E", "-P", "-m", "gpuspool.launch.supervisor", folder]
+    pid = os.fork()
+    if pid == 0:
+        try:
+            reset_signals()
+            os.setsid()
+            if os.fork() == 0:
+                os.execve(sys.executable, argv, supervisor_environment())
+        finally:
+            os._exit(0)
+    os.waitpid(pid, 0)
+
+
+def main() -> None:
+    """Serve the daemon at the other end of descriptor argv[1] until it is gone."""
+    reset_signals()
+    set_title("spool-forksrv")
+    wire = Wire(int(sys.argv[1]))
+    os.set_inheritable(wire.fd, False)
+    watch = ChildWatch()
+    os.setsid()
+    os.chdir("/")
+    warm = False
+    while not wire.closed:
+        # The libraries that a long job samples with: imported once, shared by all forks, and not before first use.
+        wait([wire.fd, watch.fd], 3600.0 if warm else 0.5)
+        watch.clear()
+        _reap()
+        messages = wire.receive()
+        for message in messages:
+            _fork(wire, watch, message)
+        if not messages and not warm:
+            warm = True
+            _warm_up()
+        wire.flush()
+
+
+def _warm_up() -> None:
+    import psutil  # noqa: F401
+
+    gc.collect()
+    gc.freeze()
+
+
+def _fork(wire: Wire, watch: ChildWatch, message: dict[str, Any]) -> None:
+    folder = str(message.get("folder", ""))
+    try:
+        pid = os.fork()
+    except OSError as error:
+        wire.send("failed", folder=folder, text=f"cannot fork: {error.strerror}")
+        return
+    if pid == 0:
+        code = 1
+        try:
+            import signal
+
+            signal.set_wakeup_fd(-1)
+            detach()
+            code = supervise(folder)
+        finally:
+            os._exit(code)
+    wire.send("forked", folder=folder, pid=pid, start=start_time(pid))
+
+
+def _reap() -> None:
+    while True:
+        try:
+            if os.waitpid(-1, os.WNOHANG)[0] == 0:
+                return
+        except ChildProcessError:
+            return
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,245 @@
+"""Who ticks: the daemon (lasting or on demand), a cold tick, and how a command leaves a daemon behind.
+
+All of them may run at once: one tick lock a host orders the passes, one daemon lock says who serves. The wake FIFO
+has a reader exactly while a daemon serves. A daemon that ends closes the FIFO first and looks at the queue once
+more: a job that was submitted before that look is seen by it, a later submitter finds no reader and starts another.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import select
+import sys
+import time
+from collections.abc import Callable
+
+from ..launch.local import LocalBackend
+from ..launch.processes import reset_signals, set_title
+from ..spool.config import Config
+from ..spool.errors import GpuspoolError
+from ..spool.folders import Folders
+from ..spool.processes import ProcessName
+from ..spool.store import Store, open_store
+from .controller import Controller, Report
+from .handover import wake
+
+#: How often a daemon looks though nothing woke it.
+LOOK_EVERY_S = 15.0
+STOPPING_DAEMON_PATIENCE_S = 10.0
+
+
+def serving(folders: Folders) -> ProcessName | None:
+    """The daemon of this host by name, None when none holds the lock."""
+    from ..launch.guardian import is_held
+
+    if not is_held(folders.daemon_lock):
+        return None
+    try:
+        with open(folders.daemon_lock) as file:
+            return ProcessName.parse(file.read().strip())
+    except OSError:
+        return None
+
+
+class TickLock:
+    """One pass at a time on this host."""
+
+    def __init__(self, folders: Folders) -> None:
+        self.fd = os.open(folders.tick_lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+
+    def take(self, *, wait: bool) -> bool:
+        """Take it; without `wait` False when somebody else is in a pass."""
+        try:
+            fcntl.flock(self.fd, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+            return True
+        except BlockingIOError:
+            return False
+
+    def release(self) -> None:
+        """Let the next one in."""
+        fcntl.flock(self.fd, fcntl.LOCK_UN)
+
+
+def tick_once(folders: Folders, config: Config, clock: Callable[[], float] = time.time) -> Report | None:
+    """One cold pass; None when somebody else was in one (who sees what we would have seen, or is woken to)."""
+    lock = TickLock(folders)
+    if not lock.take(wait=False):
+        wake(folders)
+        return None
+    try:
+        store = open_store(folders)
+        backend = LocalBackend(folders, config)
+        try:
+            return Controller(store, folders, config, backend, clock).tick()
+        finally:
+            backend.close()
+            store.close()
+    finally:
+        lock.release()
+
+
+class Daemon:
+    """Serves one spool on this host until it is told to stop, or (on demand) the spool was empty long enough."""
+
+    def __init__(
+        self,
+        folders: Folders,
+        config: Config,
+        *,
+        lasting: bool,
+        log: Callable[[str], None],
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        self.folders, self.config, self.lasting, self.log, self.clock = folders, config, lasting, log, clock
+        self.stop_asked = False
+        self.fifo = -1
+
+    def run(self) -> ProcessName | None:
+        """Serve. None when served to the end; the other daemon's name when one serves already."""
+        lock = os.open(self.folders.daemon_lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+        give_up = time.monotonic() + STOPPING_DAEMON_PATIENCE_S
+        while True:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                # A daemon that serves has a reader on the FIFO; one without is just leaving.
+                other = serving(self.folders)
+                if wake(self.folders) or time.monotonic() > give_up:
+                    os.close(lock)
+                    return other or ProcessName("", "", 0, 0)
+                time.sleep(0.01)
+        me = ProcessName.of(os.getpid())
+        os.ftruncate(lock, 0)
+        os.pwrite(lock, me.text().encode(), 0)
+        store = open_store(self.folders, role="daemon")
+        backend = LocalBackend(self.folders, self.config)
+        backend.warm = True
+        try:
+            self._serve(store, backend)
+        finally:
+            backend.close()
+            store.close()
+            os.close(lock)
+        return None
+
+    def _serve(self, store: Store, backend: LocalBackend) -> None:
+        controller = Controller(store, self.folders, self.config, backend, self.clock)
+        ticks = TickLock(self.folders)
+        store.renew(0)
+        self._open_fifo()
+        self.log(f"serving {self.folders.state}")
+        empty_since = time.monotonic()
+        beat, renewed = 0, time.monotonic()
+        trouble = ""
+        while not self.stop_asked:
+            report = Report()
+            ticks.take(wait=True)
+            try:
+                report = controller.tick()
+                said = "; ".join(report.troubles)
+            except (GpuspoolError, OSError) as error:
+                # A full disk or a locked database never takes the scheduler down: said once, tried again.
+                said = str(error)
+                report.live = 1
+                report.wake(self.clock() + 2)
+            finally:
+                ticks.release()
+            if said != trouble:
+                self.log(said or "all is well again")
+                trouble = said
+            if time.monotonic() - renewed > LOOK_EVERY_S:
+                beat, renewed = beat + 1, time.monotonic()
+                try:
+                    store.renew(beat)
+                except OSError as error:
+                    self.log(f"the ownership record cannot be renewed: {error.strerror}")
+            busy = report.live or report.queued > report.held
+            if busy:
+                empty_since = time.monotonic()
+            if not self.lasting and not busy and time.monotonic() - empty_since >= self.config["daemon.idle"]:
+                if self._leave(controller, ticks):
+                    self.log("the spool is empty: ending")
+                    return
+                empty_since = time.monotonic()
+                continue
+            self._sleep(report, time.monotonic() - empty_since)
+        self.log("asked to end; jobs go on")
+
+    def _leave(self, controller: Controller, ticks: TickLock) -> bool:
+        """Close the FIFO, then look once more; False (and serving again) when something came in between."""
+        os.close(self.fifo)
+        ticks.take(wait=True)
+        try:
+            report = controller.tick()
+        finally:
+            ticks.release()
+        if report.live or report.queued > report.held:
+            self._open_fifo()
+            return False
+        return True
+
+    def _open_fifo(self) -> None:
+        try:
+            os.mkfifo(self.folders.wake, 0o600)
+        except FileExistsError:
+            pass
+        self.fifo = os.open(self.folders.wake, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOFOLLOW)
+
+    def _sleep(self, report: Report, empty_s: float) -> None:
+        timeout = LOOK_EVERY_S
+        if report.wake_at is not None:
+            timeout = min(timeout, max(0.005, report.wake_at - self.clock()))
+        if not self.lasting:
+            timeout = min(timeout, max(0.05, self.config["daemon.idle"] - empty_s))
+        poller = select.poll()
+        poller.register(self.fifo, select.POLLIN)
+        poller.poll(int(timeout * 1000) + 1)
+        try:
+            os.read(self.fifo, 65536)
+        except BlockingIOError:
+            pass
+
+
+def serve(
+    folders: Folders, config: Config, *, lasting: bool, log: Callable[[str], None]
+) -> ProcessName | None:
+    """Be the daemon of this host, ending on SIGTERM or SIGINT; the other's name when one serves already."""
+    import signal
+
+    reset_signals()
+    set_title("spool-daemon")
+    daemon = Daemon(folders, config, lasting=lasting, log=log)
+
+    def ask(*_: object) -> None:
+        daemon.stop_asked = True
+        wake(folders)
+
+    signal.signal(signal.SIGTERM, ask)
+    signal.signal(signal.SIGINT, ask if lasting else signal.SIG_IGN)
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    signal.signal(signal.SIGPIPE, signal.SIG_IGN)
+    return daemon.run()
+
+
+def main() -> None:
+    """The on-demand daemon: `python -m gpuspool.scheduler.daemon`, its talk on standard error."""
+    from ..spool.config import load
+    from ..spool.folders import resolve
+
+    config = load()
+
+    def log(text: str) -> None:
+        stamp = time.strftime("%Y-%m-%dT%H:%M:%S")
+        os.write(2, f"{stamp} [{os.getpid()}] {text}\n".encode(errors="replace"))
+
+    try:
+        serve(resolve(config), config, lasting=False, log=log)
+    except GpuspoolError as error:
+        log(str(error))
+        sys.exit(4)
+
+
+if __name__ == "__main__":
+    main()

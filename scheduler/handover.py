@@ -1,0 +1,62 @@
+"""How a command that changed something sees to it that somebody ticks; light to import, unlike the daemon itself."""
+
+from __future__ import annotations
+
+import os
+import sys
+
+from ..sbatch.environment import RUNTIME_VARIABLES
+from ..spool.config import Config
+from ..spool.folders import Folders
+
+
+def wake(folders: Folders) -> bool:
+    """Wake the daemon of this host; False when none serves."""
+    try:
+        fd = os.open(folders.wake, os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError:
+        return False
+    try:
+        os.write(fd, b"c")
+    except BlockingIOError:
+        pass  # full of wake-ups already
+    except OSError:
+        return False
+    finally:
+        os.close(fd)
+    return True
+
+
+def leave_behind(folders: Folders, config: Config) -> str:
+    """Wake the daemon, or start one, detached; "woken", "started" or "nobody"."""
+    if wake(folders):
+        return "woken"
+    # From within a job nothing is left behind: it would die with the job. Its supervisor's end runs a tick.
+    if not config["daemon.auto"] or "GPUSPOOL_JOB_ID" in os.environ:
+        return "nobody"
+    spawn(folders, "gpuspool.scheduler.daemon")
+    return "started"
+
+
+def spawn(folders: Folders, module: str, *arguments: str) -> None:
+    """Start `module`, detached from terminal and session, its talk in daemon.log. Raises OSError."""
+    argv = [sys.executable, "-E", "-P", "-m", module, *arguments]
+    pid = os.fork()
+    if pid == 0:
+        try:
+            os.setsid()
+            if os.fork() == 0:
+                os.chdir("/")
+                null = os.open("/dev/null", os.O_RDWR)
+                log = os.open(
+                    folders.daemon_log, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW, 0o600
+                )
+                os.dup2(null, 0)
+                os.dup2(log, 1)
+                os.dup2(log, 2)
+                os.closerange(3, 65536)
+                clean = {name: value for name, value in os.environ.items() if name not in RUNTIME_VARIABLES}
+                os.execve(sys.executable, argv, clean)
+        finally:
+            os._exit(0)
+    os.waitpid(pid, 0)
