@@ -53,7 +53,7 @@ class LazyGroup(click.Group):
         """The command, imported; None (and click's own suggestion) for one that there is not."""
         if cmd_name not in COMMANDS:
             return None
-        module = importlib.import_module(f"..{COMMANDS[cmd_name][0]}", __name__)
+        module = importlib.import_module(f".{COMMANDS[cmd_name][0]}", __package__)
         command = getattr(module, cmd_name)
         assert isinstance(command, click.Command)
         return command
