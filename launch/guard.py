@@ -68,6 +68,7 @@ class Guard:
     wall_started: float = 0.0
     soft_at: float | None = None  # when the supervisor's own deadline begins to stop the command
     soft_kind: str = ""
+    term_to_kill_s: float = -1.0  # as planned, or less where a short limit leaves less
     hard_at: float | None = None
     stop: str = ""
     stopped_at: float | None = None
@@ -114,8 +115,11 @@ class Guard:
             limits.append((now + plan.ends_by - wall, str(Stop.WINDOW)))
         if limits:
             self.hard_at, self.soft_kind = min(limits)
-            lead = min(plan.grace_s + plan.term_to_kill_s, max(0.0, self.hard_at - self.started) / 4)
+            whole = plan.grace_s + plan.term_to_kill_s
+            lead = min(whole, max(0.0, self.hard_at - self.started) / 4)
             self.soft_at = self.hard_at - lead
+            # A lead that had to be cut is divided between grace and kill as the whole one would have been.
+            self.term_to_kill_s = plan.term_to_kill_s * lead / whole
 
     # -- children ----------------------------------------------------------------------------------------
 
@@ -150,16 +154,22 @@ class Guard:
     def request(self, stop: StopRequest) -> None:
         """A stop was asked for (again): the strongest kind counts, and grace only ever gets shorter."""
         now = boottime()
-        self.stop = stronger(self.stop, stop.kind)
-        if self.delivered_stop:
-            self.delivered_stop = self.stop
         ends = now + min(stop.grace_s, 3600)
         if self.hard_at is not None:
-            ends = min(ends, max(now, self.hard_at - self.plan.term_to_kill_s))
+            ends = min(ends, max(now, self.hard_at - self._kill_s()))
+        self._begin_stop(stop.kind, now, ends)
+
+    def _kill_s(self) -> float:
+        return self.plan.term_to_kill_s if self.term_to_kill_s < 0 else self.term_to_kill_s
+
+    def _begin_stop(self, kind: str, now: float, ends: float) -> None:
+        self.stop = stronger(self.stop, kind)
+        if self.delivered_stop:
+            self.delivered_stop = self.stop
         if self.stopped_at is None:
             self.stopped_at = now
             self.grace_ends = ends
-            self.events.append(("stopping", {"stop": self.stop, "grace_s": round(ends - now)}))
+            self.events.append(("stopping", {"stop": self.stop, "grace_s": round(ends - now, 1)}))
         elif self.grace_ends is not None and ends < self.grace_ends:
             self.grace_ends = ends
         self.next_look = now
@@ -181,7 +191,7 @@ class Guard:
             and not self.command_gone
         ):
             assert self.hard_at is not None
-            self.request(StopRequest(self.soft_kind, max(0, int(self.hard_at - now))))
+            self._begin_stop(self.soft_kind, now, max(now, self.hard_at - self._kill_s()))
         if self.command_gone:
             return self._clean_up(now)
         if self.stopped_at is not None and now >= self.next_look:
@@ -252,7 +262,7 @@ class Guard:
     def _terminate_all(self, now: float) -> None:
         """SIGTERM to all of ours, and SIGKILL when `term_to_kill_s` have gone by."""
         if self.kill_at is None:
-            self.kill_at = now + self.plan.term_to_kill_s
+            self.kill_at = now + self._kill_s()
             self.term_at = now
         number = signal.SIGKILL if now >= self.kill_at else signal.SIGTERM
         for process in self.tree():
