@@ -26,9 +26,8 @@ def find_parent() -> str:
         elif "freezer" in names:
             candidates.append((2, "/sys/fs/cgroup/freezer" + path))
     for _, folder in sorted(candidates):
-        if os.path.exists(os.path.join(folder, "cgroup.procs")) and os.access(folder, os.W_OK):
-            if os.access(os.path.join(folder, "cgroup.procs"), os.W_OK):
-                return folder
+        if os.access(folder, os.W_OK) and os.access(os.path.join(folder, "cgroup.procs"), os.W_OK):
+            return folder
     return ""
 
 

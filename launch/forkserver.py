@@ -27,23 +27,27 @@ class ForkServer:
         os.close(theirs)
         self.wire = Wire(mine)
 
-    def start(self, folder: str) -> str:
-        """Fork a supervisor for the attempt in `folder`; its process name's pid and start time as text.
+    def start(self, folders: list[str]) -> dict[str, tuple[int, int]]:
+        """Fork a supervisor for each attempt folder; by folder its pid and start time.
 
-        Raises OSError when the fork server is gone or cannot fork; whether a supervisor was started is then for its
-        claim to say.
+        A folder that is missing in the answer could not be forked for, or the fork server fell silent: whether a
+        supervisor was started is then for its claim to say.
         """
-        self.wire.send("start", folder=folder)
-        for _ in range(100):
+        for folder in folders:
+            self.wire.send("start", folder=folder)
+        found: dict[str, tuple[int, int]] = {}
+        silent = 0
+        answers = 0
+        while answers < len(folders) and silent < 100 and not self.wire.closed:
             wait([self.wire.fd], 0.1)
-            for message in self.wire.receive():
-                if message.get("folder") == folder:
-                    if message["kind"] == "failed":
-                        raise OSError(str(message["text"]))
-                    return f"{message['pid']} {message['start']}"
-            if self.wire.closed:
-                raise OSError("the fork server is gone")
-        raise OSError("the fork server does not answer")
+            self.wire.flush()
+            messages = self.wire.receive()
+            silent = 0 if messages else silent + 1
+            for message in messages:
+                answers += 1
+                if message["kind"] == "forked":
+                    found[str(message["folder"])] = (int(message["pid"]), int(message["start"]))
+        return found
 
     def close(self) -> None:
         """Let it go and reap it."""

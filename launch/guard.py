@@ -287,18 +287,17 @@ class Guard:
         """
         tree = self.tree()
         if not tree:
-            if not children(os.getpid()) or all(pid in self.without for pid in children(os.getpid())):
-                if not self.cgroup or self.clean_since is not None:
-                    return self._finish([])
-            if self.clean_since is not None and now - self.clean_since >= SETTLE_S:
+            childless = all(pid in self.without for pid in children(os.getpid()))
+            settled = self.clean_since is not None and now - self.clean_since >= SETTLE_S
+            if settled or (childless and (not self.cgroup or self.clean_since is not None)):
                 return self._finish([])
             if self.clean_since is None:
                 self.clean_since = now
             return None
         self.clean_since = None
-        if self.signalled and self.grace_ends is not None and now < self.grace_ends:
-            if any((process.pid, process.start) in self.signalled for process in tree):
-                return None
+        saving = any((process.pid, process.start) in self.signalled for process in tree)
+        if saving and self.grace_ends is not None and now < self.grace_ends:
+            return None
         if self.cleaning_since is None:
             self.cleaning_since = now
             self.leftovers = len(tree)

@@ -9,7 +9,7 @@ from typing import Any
 
 from ..sbatch.patterns import fill
 from ..spool.config import Config
-from ..spool.durable import claim, make_private, read_json, write_file, write_json
+from ..spool.durable import claim, make_private, read_json, write_json, write_passing
 from ..spool.folders import Folders
 from ..spool.lifecycle import LiveAttempt
 from ..spool.model import JobSpec
@@ -60,7 +60,7 @@ class LocalBackend:
             make_private(checkpoints)
         if spec.launcher == "torchrun":
             with open(os.path.join(os.path.dirname(__file__), ELASTIC), "rb") as source:
-                write_file(os.path.join(folder, ELASTIC), source.read())
+                write_passing(os.path.join(folder, ELASTIC), source.read())
         scratch = self._scratch(attempt.token)
         gpu_uuids = _uuids(attempt.gpu_uuids)
         names = {"j": str(job.id), "x": job.name, "u": job.user, "N": self.node, "A": str(job.id), "a": "0"}
@@ -107,26 +107,34 @@ class LocalBackend:
             resume_arg=spec.resume_arg,
         ).write(folder)
 
-    def start(self, live: LiveAttempt) -> str:
-        """Start the supervisor of a prepared attempt; its process name, '' when only its claim will tell.
+    def start(self, attempts: list[LiveAttempt]) -> dict[str, str]:
+        """Start the supervisors of prepared attempts; by attempt folder its process name, '' when only its claim tells.
 
-        Raises OSError when nothing was started.
+        A folder that is missing in the answer was certainly not started.
         """
-        folder = live.attempt.folder
+        folders = [live.attempt.folder for live in attempts]
+        found: dict[str, str] = {}
         if self.warm:
             try:
                 if self.fork_server is None or self.fork_server.wire.closed:
                     self.close()
                     self.fork_server = ForkServer()
-                pid, start = self.fork_server.start(folder).split()
-                return ProcessName(self.node, boot_id(), int(pid), int(start)).text()
+                here = boot_id()
+                for folder, (pid, start) in self.fork_server.start(folders).items():
+                    found[folder] = ProcessName(self.node, here, pid, start).text()
             except OSError:
-                # It may have forked before it fell silent. Only its claim tells; a second start would find it.
                 self.close()
-                if os.path.exists(os.path.join(folder, "claim-0-0")):
-                    return ""
-        spawn_cold(folder)
-        return ""
+            if len(found) < len(folders):
+                self.close()  # it fell silent, or cannot fork: the next start makes a new one
+        for folder in folders:
+            # A twin of one that was forked after all finds its claim and ends.
+            if folder not in found:
+                try:
+                    spawn_cold(folder)
+                except OSError:
+                    continue
+                found[folder] = ""
+        return found
 
     def _scratch(self, token: str) -> str:
         base = os.path.join(os.environ.get("TMPDIR") or "/tmp", f"gpuspool-{os.getuid()}")

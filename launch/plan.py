@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import os
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any
 
-from ..spool.durable import read_json, write_json
+from ..spool.durable import read_json, write_json, write_passing
 from ..spool.errors import GpuspoolError
 
 FORMAT = 1
@@ -55,8 +56,12 @@ class AttemptPlan:
         return os.path.join(self.runtime, f"guard-{self.token}")
 
     def write(self, folder: str) -> None:
-        """Write plan.json into the attempt's folder, durably. Raises OSError."""
-        write_json(os.path.join(folder, "plan.json"), asdict(self))
+        """Write plan.json into the attempt's folder, whole or not at all. Raises OSError.
+
+        No fsync: a local attempt does not outlive its boot, and without a plan nothing starts.
+        """
+        fields = {name: getattr(self, name) for name in self.__dataclass_fields__}
+        write_passing(os.path.join(folder, "plan.json"), json.dumps(fields, separators=(",", ":")).encode())
 
 
 def read_plan(folder: str) -> AttemptPlan:

@@ -494,7 +494,8 @@ def wake(plan: AttemptPlan, *, run: bool) -> None:
             _run_detached(plan.wake)
         return
     try:
-        os.write(fd, b"e")
+        # "s": something started or is stopping, which frees no room; the daemon may take its time.
+        os.write(fd, b"e" if run else b"s")
     except OSError:
         pass  # full: it is awake
     finally:

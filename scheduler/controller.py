@@ -18,7 +18,6 @@ from ..launch.plan import StopRequest
 from ..launch.recorder import read_end
 from ..spool.config import Config
 from ..spool.endrules import EndFacts
-from ..spool.errors import DiskFull
 from ..spool.eventlog import read
 from ..spool.folders import Folders
 from ..spool.lifecycle import Claim, Ending, LiveAttempt, Room, StreamUpdate
@@ -274,10 +273,10 @@ class Controller:
             attempt = entry.attempt
             if not attempt.stop_kind or attempt.stop_written or attempt.node != self.backend.node:
                 continue
-            if entry.job.state == State.INITIALIZING and self.backend.sight(entry).word == "unclaimed":
-                if self.backend.revoke(attempt.folder, attempt.token):
-                    report.wake(now)
-                    continue
+            unclaimed = entry.job.state == State.INITIALIZING and self.backend.sight(entry).word == "unclaimed"
+            if unclaimed and self.backend.revoke(attempt.folder, attempt.token):
+                report.wake(now)
+                continue
             grace = attempt.grace_s if attempt.stop_grace_s is None else attempt.stop_grace_s
             try:
                 self.backend.stop(attempt.folder, StopRequest(attempt.stop_kind, grace))
@@ -315,31 +314,37 @@ class Controller:
             for start in starts
         ]
         won = self.store.claim(claims, now, self.me.text(), self.folders.attempt)
-        handles, endings = [], []
         hide_gpus = self.nodes.has_gpus
+        ready, failed = [], []
         for entry in won:
             try:
                 self.backend.prepare(entry, self.spec(entry.job.spec_id), hide_gpus=hide_gpus)
-                handle = self.backend.start(entry)
+                ready.append(entry)
             except OSError as error:
-                why = error.strerror or str(error)
-                report.troubles.append(f"job {entry.job.id} cannot be started: {why}")
-                # Started or not? Only giving it up for good tells; if even that cannot be written, a later pass does.
-                try:
-                    if self.backend.revoke(entry.attempt.folder, entry.attempt.token):
-                        endings.append(self._end(entry, EndFacts(launch_failed=True), self.clock()))
-                except OSError:
-                    report.wake(now + 2)
-                continue
-            report.started += 1
-            if handle:
-                handles.append((entry.job.id, entry.attempt.number, handle))
+                failed.append(entry)
+                report.troubles.append(f"job {entry.job.id} cannot be started: {error.strerror or error}")
+        started = self.backend.start(ready)
+        handles = []
+        for entry in ready:
+            handle = started.get(entry.attempt.folder)
+            if handle is None:
+                failed.append(entry)
+                report.troubles.append(f"job {entry.job.id} cannot be started: no process can be made")
+            else:
+                report.started += 1
+                handles += [(entry.job.id, entry.attempt.number, handle)] if handle else []
+        endings = []
+        for entry in failed:
+            # If even giving it up cannot be written, a later pass does it.
+            try:
+                if self.backend.revoke(entry.attempt.folder, entry.attempt.token):
+                    endings.append(self._end(entry, EndFacts(launch_failed=True), self.clock()))
+            except OSError:
+                report.wake(now + 2)
         if handles:
             self.store.note_handles(handles)
         if endings:
             self._apply(endings, [], report)
-        if any("No space" in trouble for trouble in report.troubles):
-            raise DiskFull(path=self.folders.run, why=report.troubles[0], setting="GPUSPOOL_CFG_RUN_DIR")
 
     def _explain(self, state: ClusterState, decided: Plan) -> None:
         changed = {}

@@ -26,6 +26,8 @@ from .handover import wake
 
 #: How often a daemon looks though nothing woke it.
 LOOK_EVERY_S = 15.0
+#: How long news that free no room (a job started) may wait for others.
+NEWS_S = 0.1
 STOPPING_DAEMON_PATIENCE_S = 10.0
 
 
@@ -195,11 +197,17 @@ class Daemon:
             timeout = min(timeout, max(0.05, self.config["daemon.idle"] - empty_s))
         poller = select.poll()
         poller.register(self.fifo, select.POLLIN)
-        poller.poll(int(timeout * 1000) + 1)
-        try:
-            os.read(self.fifo, 65536)
-        except BlockingIOError:
-            pass
+        give_up = time.monotonic() + timeout
+        while True:
+            poller.poll(max(0, int((give_up - time.monotonic()) * 1000) + 1))
+            try:
+                said = os.read(self.fifo, 65536)
+            except BlockingIOError:
+                said = b""
+            if not said or self.stop_asked or said.strip(b"s"):
+                return
+            # News that free no room: gather more of them for a moment.
+            give_up = min(give_up, time.monotonic() + NEWS_S)
 
 
 def serve(

@@ -6,7 +6,6 @@ Light to import: `spool submit` waits for it.
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass, field
 
 from ..sbatch.environment import submission_environment
 from ..spool.config import PRIORITIES, Config
@@ -14,6 +13,7 @@ from ..spool.errors import BadRequest, NeverRunnable
 from ..spool.model import JobSpec, Submission
 from ..spool.quantities import duration, memory, moment
 from ..spool.store import Store
+from ..spool.values import dataclass, field
 from .ledger import Ledger
 from .placement import never_fits
 from .quota import admit

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-
 from ..spool.config import JobClass
 from ..spool.model import Project
+from ..spool.values import dataclass, field
 from ..spool.window import Window
 
 NEVER = float("inf")

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from typing import Any
 
 from . import quantities
 from .errors import BadRequest, ConfigError
 from .model import Project
+from .values import dataclass, field
 from .window import Window, parse_window
 
 SYSTEM_FILE = "/etc/gpuspool/config.toml"

@@ -68,6 +68,25 @@ def write_json(path: str, value: Any, *, mode: int = 0o600) -> None:
     write_file(path, json.dumps(value, separators=(",", ":")).encode() + b"\n", mode=mode)
 
 
+def write_passing(path: str, data: bytes, *, mode: int = 0o600) -> None:
+    """Replace `path` whole or not at all, but only for as long as this boot lasts: no fsync.
+
+    For what a loss of power makes void anyway (a local attempt of another boot is lost). Raises OSError.
+    """
+    temp = _temp_name(path)
+    fd = os.open(temp, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW, mode)
+    try:
+        view = memoryview(data)
+        while view:
+            view = view[os.write(fd, view) :]
+        os.rename(temp, path)
+    except BaseException:
+        _unlink(temp)
+        raise
+    finally:
+        os.close(fd)
+
+
 def read_json(path: str) -> Any | None:
     """The JSON value in `path`; None when it is missing or not (yet) whole, as on a network file system."""
     try:

@@ -6,9 +6,8 @@ stopped leave with 0, 1, -6 or 75 as they like.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from .model import State, Stop
+from .values import dataclass
 
 EX_TEMPFAIL = 75
 BACKOFF_BASE_S = 10.0

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import json
 import os
-from dataclasses import dataclass
 from typing import Any
+
+from .values import dataclass
 
 FORMAT = 1
 #: A line longer than this is not one of ours; the reader stops there rather than load it.

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import os
 import stat
-from dataclasses import dataclass
 
 from .config import Config
 from .durable import make_private
 from .errors import StoreUnavailable, UnsafeFolder
+from .values import dataclass
 
 #: File systems on which SQLite's write-ahead log works: local ones. Elsewhere a rollback journal is used.
 WAL_FILE_SYSTEMS = frozenset({"ext2", "ext3", "ext4", "xfs", "btrfs", "zfs", "tmpfs", "bcachefs", "f2fs"})

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable
-from dataclasses import dataclass, field
 from typing import Any
 
 from .endrules import EndFacts, Next
@@ -13,6 +12,7 @@ from .eventlog import Line
 from .model import FINAL, Attempt, Job, State, Stop
 from .queue import ask_to_stop
 from .session import ADD_EVENT, ATTEMPT_COLUMNS, JOB_COLUMNS, LIVE_STATES, Session, move
+from .values import dataclass, field
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,8 +7,9 @@ seconds, memory MiB.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from enum import StrEnum
+
+from .values import dataclass, field
 
 
 class State(StrEnum):

@@ -8,11 +8,12 @@ content and by the reader's own clock, never by comparing two clocks.
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from typing import Any
 
 from .durable import read_json
 from .processes import ProcessName, boot_id, host_name
+from .values import dataclass
 
 SILENT_S = 60.0
 

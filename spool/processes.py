@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import os
-from dataclasses import dataclass
+
+from .values import dataclass
 
 BOOT_ID_FILE = "/proc/sys/kernel/random/boot_id"
 

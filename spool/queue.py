@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 import sqlite3
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from typing import Any
 
 from .errors import BadRequest, NoSuchJob
 from .model import FINAL, Attempt, Event, Job, JobSpec, State, Stop, Submission, stronger
 from .session import ADD_EVENT, ATTEMPT_COLUMNS, EVENT_COLUMNS, JOB_COLUMNS, UNFINISHED_STATES, Session, move
+from .values import dataclass
 
 _INSERT_JOB = (
     f"INSERT INTO jobs ({JOB_COLUMNS}) VALUES (?, ?, NULL, NULL, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, 0,"
