@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import os
+
 import click
 
 from ..spool.config import SETTINGS, SYSTEM_FILE, user_file
 from .session import Session, print_json, session
-from .text import safe, table
+from .text import count, safe, table
 
 
 @click.group()
 def config() -> None:
-    """Show and check the configuration."""
+    """Show and check the configuration.
+
+    A setting comes from the first of these that has it: an option of the command, a variable GPUSPOOL_CFG_..., the
+    user's file, /etc/gpuspool/config.toml, the default.
+    """
 
 
 @config.command("show")
@@ -30,20 +36,23 @@ def show(session: Session, as_json: bool) -> None:
         click.echo(f"window {safe(window.name)} ({window.zone})")
     for item in found.classes.values():
         where = f", window {safe(item.window)}" if item.window else ""
-        click.echo(
-            f"class {safe(item.name)}: {'preemptible' if item.preemptible else 'not preemptible'}, rank {item.rank}{where}"
-        )
+        kind = "preemptible" if item.preemptible else "not preemptible"
+        click.echo(f"class {safe(item.name)}: {kind}, rank {item.rank}{where}")
 
 
 @config.command("path")
 @session
 def path(session: Session) -> None:
     """Print the files that are read and the folders that are used."""
-    click.echo(f"system file    {SYSTEM_FILE}")
-    click.echo(f"user file      {user_file()}")
-    click.echo(f"state folder   {session.folders.state}")
-    click.echo(f"run folder     {session.folders.run}")
-    click.echo(f"runtime folder {session.folders.runtime}")
+    # The files first: whoever looks for a file with a fault in it must learn where it stands.
+    for name, file in (("system file", SYSTEM_FILE), ("user file", user_file())):
+        click.echo(f"{name:<15}{safe(file)}{'' if os.path.exists(file) else '  (not there)'}")
+    for name, folder in (
+        ("state folder", session.folders.state),
+        ("run folder", session.folders.run),
+        ("runtime folder", session.folders.runtime),
+    ):
+        click.echo(f"{name:<15}{safe(folder)}")
 
 
 @config.command("check")
@@ -51,7 +60,8 @@ def path(session: Session) -> None:
 def check(session: Session) -> None:
     """Check the configuration; exit 2 and every fault with its line when it is wrong."""
     found = session.config
-    files = ", ".join(found.files) or "no file"
+    files = ", ".join(safe(file) for file in found.files) or "no file"
     click.echo(
-        f"ok: {files}, {len(found.classes)} classes, {len(found.windows)} windows, {len(found.projects)} projects"
+        f"ok: {files}; {len(found.classes)} classes, {count(len(found.windows), 'window')},"
+        f" {count(len(found.projects), 'project')}"
     )

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import importlib
+import os
 import sys
 
 import click
 
 from ..spool import errors
+from .text import safe_lines
 
 #: Command → (module, one line for `spool --help`): kept here so that help imports none of them.
 COMMANDS = {
@@ -16,7 +18,7 @@ COMMANDS = {
     "show": ("show", "Show all of a job, with its timeline."),
     "why": ("why", "Say why a job waits."),
     "logs": ("logs", "Print or follow a job's output."),
-    "wait": ("wait", "Wait for jobs to finish; gives a job's own exit code."),
+    "wait": ("wait", "Wait for jobs to finish; give the job's own exit code."),
     "cancel": ("steer", "Cancel jobs (after a checkpoint; --now without)."),
     "stop": ("steer", "Stop jobs after a checkpoint until 'resume'."),
     "resume": ("steer", "Let stopped or finished jobs go on from their checkpoints."),
@@ -30,6 +32,32 @@ COMMANDS = {
     "daemon": ("daemon", "Start, look at or stop the scheduler daemon."),
     "tick": ("tick", "Run one scheduling pass."),
     "db": ("db", "Check or copy the spool's database."),
+}
+#: What people type who come from elsewhere → what it is called here.
+ELSEWHERE = {
+    "add": "submit",
+    "delete": "cancel",
+    "follow": "logs -f",
+    "gpus": "node list",
+    "info": "show",
+    "jobs": "queue",
+    "kill": "cancel",
+    "list": "queue",
+    "log": "logs",
+    "ls": "queue",
+    "nodes": "node list",
+    "output": "logs",
+    "pause": "stop",
+    "projects": "project list",
+    "ps": "queue",
+    "rm": "cancel",
+    "run": "submit -W",
+    "sbatch": "submit",
+    "scancel": "cancel",
+    "sinfo": "node list",
+    "squeue": "queue",
+    "status": "queue",
+    "tail": "logs -f",
 }
 EXIT_CODES = (
     (errors.NoSuchJob, 3),
@@ -50,7 +78,7 @@ class LazyGroup(click.Group):
         return list(COMMANDS)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        """The command, imported; None (and click's own suggestion) for one that there is not."""
+        """The command, imported; None for one that there is not."""
         if cmd_name not in COMMANDS:
             return None
         module = importlib.import_module(f".{COMMANDS[cmd_name][0]}", __package__)
@@ -67,15 +95,16 @@ class LazyGroup(click.Group):
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
         """As click does, with the nearest name in the error."""
-        try:
+        word = args[0]
+        if word in COMMANDS or word.startswith("-"):
             return super().resolve_command(ctx, args)
-        except click.UsageError as error:
+        meant = ELSEWHERE.get(word.lower(), "")
+        if not meant:
             import difflib
 
-            close = difflib.get_close_matches(args[0], COMMANDS, n=1)
-            if close:
-                error.message += f" Did you mean '{close[0]}'?"
-            raise
+            meant = next(iter(difflib.get_close_matches(word.lower(), COMMANDS, n=1)), "")
+        hint = f" Did you mean 'spool {meant}'?" if meant else ""
+        raise click.UsageError(f"There is no command {word!r}.{hint}", ctx)
 
 
 def _version(ctx: click.Context, _: click.Parameter, value: bool) -> None:
@@ -86,41 +115,86 @@ def _version(ctx: click.Context, _: click.Parameter, value: bool) -> None:
         ctx.exit()
 
 
-@click.group(
-    cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110}
-)
+@click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
 @click.option(
     "--version", is_flag=True, is_eager=True, expose_value=False, callback=_version, help="Print the version."
 )
 def spool() -> None:
     """A batch scheduler with a job spooler for people who train on GPUs.
 
-    First job:  spool submit -G 1 -- python train.py     then:  spool queue, spool logs -f last, spool wait last
+    \b
+    spool submit -G 1 -t 8h -- python train.py    a job with one GPU
+    spool queue                                   what waits and runs, and why
+    spool logs -f last                            its output, as it comes
+    spool wait last                               until it has finished
     """
 
 
 def main() -> None:
     """The console script."""
+    _prepare_streams()
+    if "_SPOOL_COMPLETE" in os.environ:
+        spool.main(prog_name="spool")
     try:
-        spool.main(prog_name="spool", standalone_mode=False)
+        # Not click's own handling of errors: it would end a broken pipe with 1, and show names raw.
+        with spool.make_context("spool", sys.argv[1:]) as ctx:
+            spool.invoke(ctx)
+        sys.stdout.flush()
     except click.exceptions.Exit as error:
         sys.exit(error.exit_code)
-    except click.Abort:
-        sys.exit(130)
+    except click.UsageError as error:
+        if isinstance(error, getattr(click.exceptions, "NoArgsIsHelpError", ())):  # click 8.2 and newer
+            _say(error.format_message())
+            sys.exit(2)
+        _say(f"spool: {error.format_message()}")
+        if error.ctx is not None:
+            _say(error.ctx.get_usage())
+            _say(f"'{error.ctx.command_path} --help' says more.")
+        sys.exit(2)
     except click.ClickException as error:
-        error.show()
+        _say(f"spool: {error.format_message()}")
         sys.exit(error.exit_code)
     except errors.GpuspoolError as error:
-        sys.stderr.write(f"spool: {error}\n")
+        _say(f"spool: {error}")
         sys.exit(next(code for kind, code in EXIT_CODES if isinstance(error, kind)))
     except BrokenPipeError:
         # The reader (head, less) has left; point stdout elsewhere, or the interpreter complains while it ends.
-        import os
-
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         sys.exit(141)
-    except KeyboardInterrupt:
+    except (KeyboardInterrupt, click.Abort):
         sys.exit(130)
+    except OSError as error:
+        where = f"{error.filename}: " if error.filename else ""
+        _say(f"spool: {where}{error.strerror or error}")
+        _give_stdout_up()
+        sys.exit(1)
+
+
+def _prepare_streams() -> None:
+    """Streams that take any text: a letter that the terminal's encoding lacks is shown escaped, not a traceback."""
+    for number, name in ((1, "stdout"), (2, "stderr")):
+        stream = getattr(sys, name)
+        if stream is None:  # closed by the caller
+            os.dup2(os.open(os.devnull, os.O_WRONLY), number)
+            setattr(sys, name, open(number, "w", closefd=False))  # noqa: SIM115
+        else:
+            stream.reconfigure(errors="backslashreplace")
+
+
+def _say(text: str) -> None:
+    """Talk on standard error, with nothing raw in it that came from elsewhere; nobody listening is no error."""
+    try:
+        sys.stderr.write(safe_lines(text) + "\n")
+    except OSError:
+        pass
+
+
+def _give_stdout_up() -> None:
+    """After an error on stdout (a full disk, say) the interpreter would try to flush it once more, and complain."""
+    try:
+        sys.stdout.flush()
+    except OSError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
 
 
 if __name__ == "__main__":

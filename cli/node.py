@@ -33,8 +33,8 @@ def list_(session: Session, refresh: bool, as_json: bool) -> None:
     if as_json:
         values = []
         for found in nodes:
-            mine = [asdict(gpu) | {"job": holders.get(gpu.uuid)} for gpu in gpus if gpu.node == found.name]
-            values.append(asdict(found) | {"seen_at": iso(found.seen_at), "gpus": mine})
+            rows_of = [asdict(gpu) | {"job": holders.get(gpu.uuid)} for gpu in gpus if gpu.node == found.name]
+            values.append(asdict(found) | {"seen_at": iso(found.seen_at), "gpus": rows_of})
         print_json("nodes", values)
         return
     rows = []
@@ -59,11 +59,11 @@ def list_(session: Session, refresh: bool, as_json: bool) -> None:
         cells = [
             [
                 str(gpu.idx),
-                gpu.type or safe(gpu.name),
+                safe(gpu.type or gpu.name),
                 f"{gpu.memory_mib // 1024}G",
                 gpu.state,
                 str(holders.get(gpu.uuid, "")),
-                gpu.uuid,
+                safe(gpu.uuid),
                 safe(gpu.reason),
             ]
             for gpu in gpus

@@ -6,6 +6,7 @@ from dataclasses import asdict, replace
 
 import click
 
+from ..scheduler.snapshot import known_projects
 from ..spool.config import project_number
 from ..spool.errors import BadRequest
 from ..spool.model import Project
@@ -29,7 +30,7 @@ def list_(session: Session, as_json: bool) -> None:
         counts = held.setdefault(entry.job.project, [0, 0])
         counts[0] += entry.attempt.gpus
         counts[1] += 0 if entry.job.preemptible else entry.attempt.gpus
-    projects = list(store.projects().values())
+    projects = list(known_projects(store, session.config).values())
     if as_json:
         values = [
             asdict(item)
@@ -62,13 +63,24 @@ def list_(session: Session, as_json: bool) -> None:
 def set_(
     session: Session, name: str, quota: str | None, limit: str | None, weight: str | None, parent: str | None
 ) -> None:
-    """Make a project, or change one; lowering a quota stops nothing that runs."""
+    """Make a project, or change one; lowering a quota stops nothing that runs.
+
+    \b
+    spool project set vision --quota 8 --limit 16
+    """
     if not name or not name.isprintable() or len(name) > 64:
         raise BadRequest(
             what="the project's name",
             value=name[:64],
             why="it is empty, too long or holds control characters",
             remedy="Write up to 64 letters.",
+        )
+    if name in session.config.projects:
+        raise BadRequest(
+            what="the project",
+            value=name,
+            why="it stands in the configuration",
+            remedy=f"Change [projects.{name}] in {' or '.join(session.config.files)}.",
         )
     known = session.store.projects().get(name) or Project(name, None, None, 1.0, "")
     if quota is not None:
@@ -82,8 +94,10 @@ def set_(
     session.store.set_project(known)
     quota_text = "no quota" if known.quota is None else f"quota {known.quota:g}"
     limit_text = "no limit" if known.limit_gpus is None else f"limit {known.limit_gpus:g}"
-    click.echo(f"project {safe(name)}: {quota_text}, {limit_text}, weight {known.weight:g}")
-    session.after_change()
+    try:
+        click.echo(f"project {safe(name)}: {quota_text}, {limit_text}, weight {known.weight:g}")
+    finally:
+        session.after_change()
 
 
 def _number(key: str, text: str) -> float | None:

@@ -9,11 +9,12 @@ import click
 
 from ..spool.model import LIVE, SLURM_CODE, Job, State
 from ..spool.quantities import show_duration
-from ..spool.queue import refuse_unknown_states
+from ..spool.queue import states_from
 from .session import Session, print_json, session
-from .text import iso, safe, shorten, table
+from .text import iso, safe, shorten, state_painter, table, terminal_columns
 
-RIGHT = frozenset({"JOB", "GPUS", "CPUS", "TIME", "TRY"})
+RIGHT = frozenset({"JOB", "GPUS", "CPUS", "TIME", "TRY", "STEP"})
+_REASON_WIDTH = 90
 
 
 @click.command()
@@ -22,7 +23,7 @@ RIGHT = frozenset({"JOB", "GPUS", "CPUS", "TIME", "TRY"})
 @click.option("--me", is_flag=True, help="My jobs.")
 @click.option("-A", "--project", "--account", "project", default="", help="Jobs of this project.")
 @click.option("-n", "--name", default="", help="Jobs of this name.")
-@click.option("-t", "--states", default="", help="Jobs in these states, such as running,queued.")
+@click.option("-t", "--states", default="", help="Jobs in these states: running,queued; all; or PD,R,F.")
 @click.option("-j", "--jobs", "wanted", default="", help="These jobs: 12, 1-5,9, last.")
 @click.option("-l", "--limit", type=click.IntRange(0), default=0, help="At most the newest so many.")
 @click.option("--json", "as_json", is_flag=True, help="Print them as JSON.")
@@ -39,9 +40,14 @@ def queue(
     limit: int,
     as_json: bool,
 ) -> None:
-    """Show the jobs that wait and run (with -a also the finished ones)."""
-    chosen = tuple(state.strip().lower() for state in states.split(",") if state.strip())
-    refuse_unknown_states(chosen)
+    """Show the jobs that wait and run (with -a also the finished ones).
+
+    \b
+    spool queue
+    spool queue -a -l 20         the newest 20, finished or not
+    spool queue -t failed --me   my failed jobs
+    """
+    chosen = states_from(states)
     jobs = session.store.list(
         finished=finished,
         user=session.user if me else user,
@@ -55,14 +61,18 @@ def queue(
     if as_json:
         print_json("jobs", [job_json(job, places.get(job.id)) for job in jobs])
     elif jobs:
-        click.echo(render(jobs, places, session.now()))
+        click.echo(render(jobs, places, session.now(), columns=terminal_columns()))
+    elif user or me or project or name or chosen or wanted:
+        click.echo("no such jobs", err=True)
     else:
-        click.echo("no jobs" if finished or chosen or wanted else "no jobs wait or run", err=True)
+        click.echo("no jobs" if finished else "no jobs wait or run", err=True)
     session.warn_if_quiet()
 
 
-def render(jobs: list[Job], places: dict[int, tuple[str, str]], now: float) -> str:
-    """The table of the queue."""
+def render(
+    jobs: list[Job], places: dict[int, tuple[str, str]], now: float, *, columns: int | None = None
+) -> str:
+    """The table of the queue; `columns` is the width of the terminal, if it goes to one."""
     heads = [
         "JOB",
         "NAME",
@@ -88,7 +98,7 @@ def render(jobs: list[Job], places: dict[int, tuple[str, str]], now: float) -> s
                 shorten(safe(job.name), 24),
                 "" if one_user else safe(job.user),
                 "" if one_project else safe(job.project),
-                job.job_class,
+                safe(job.job_class),
                 job.state,
                 _time(job, now),
                 str(job.gpus) if job.gpus else "",
@@ -98,7 +108,7 @@ def render(jobs: list[Job], places: dict[int, tuple[str, str]], now: float) -> s
                 _where(job, node),
             ]
         )
-    return table(heads, rows, right=RIGHT)
+    return table(heads, rows, right=RIGHT, columns=columns, paint=state_painter())
 
 
 def _time(job: Job, now: float) -> str:
@@ -111,12 +121,15 @@ def _time(job: Job, now: float) -> str:
 
 def _where(job: Job, node: str) -> str:
     if job.state == State.QUEUED:
-        if job.reason_text:
-            return shorten(f"({safe(job.reason_text)})", 90)
-        return f"({job.reason})" if job.reason not in ("", "None") else "(not looked at yet)"
+        return shorten(f"({safe(waits_for(job))})", _REASON_WIDTH)
     if job.state in LIVE:
-        return node
-    return shorten(safe(job.end_text), 90)
+        return safe(node)
+    return shorten(safe(job.end_text), _REASON_WIDTH)
+
+
+def waits_for(job: Job) -> str:
+    """Why a queued job waits, as last noted by a pass."""
+    return job.reason_text or (job.reason if job.reason not in ("", "None") else "not looked at yet")
 
 
 def job_json(job: Job, place: tuple[str, str] | None = None) -> dict[str, Any]:
@@ -131,6 +144,7 @@ def job_json(job: Job, place: tuple[str, str] | None = None) -> dict[str, Any]:
         "preemptible": bool(job.preemptible),
         "state": job.state,
         "state_code": SLURM_CODE[State(job.state)],
+        "hold": job.hold,
         "reason": job.reason,
         "reason_text": job.reason_text,
         "nodes": job.nodes,
@@ -140,6 +154,7 @@ def job_json(job: Job, place: tuple[str, str] | None = None) -> dict[str, Any]:
         "memory_mib": job.memory_mib,
         "walltime_s": job.walltime_s or None,
         "grace_s": job.grace_s,
+        "min_runtime_s": job.min_runtime_s,
         "submitted_at": iso(job.submitted_at),
         "begin_at": iso(job.begin_at or None),
         "not_before": iso(job.not_before or None),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 import sys
 import time
 from functools import cached_property
@@ -14,11 +13,16 @@ import click
 from ..spool import config as configuration
 from ..spool.errors import BadRequest
 from ..spool.folders import Folders, resolve
+from ..spool.jobids import job_numbers
+from ..spool.model import Job
+from ..spool.processes import user_name
 from ..spool.queue import Outcome
 from ..spool.store import Store, open_store
 
 QUIET_S = 180.0
-_RANGE = re.compile(r"s?(\d+)(?:-s?(\d+))?")
+#: So many jobs are touched without asking.
+FEW = 10
+NOBODY = "nobody schedules: type 'spool daemon start' or 'spool tick'"
 
 
 class Session:
@@ -42,66 +46,43 @@ class Session:
     @cached_property
     def user(self) -> str:
         """Who types, for the record."""
-        import pwd
-
-        try:
-            return pwd.getpwuid(os.getuid()).pw_name
-        except KeyError:
-            return str(os.getuid())
+        return user_name()
 
     def now(self) -> float:
         """The clock at the edge."""
         return time.time()
 
-    def after_change(self) -> str:
-        """Answer first, then let somebody tick: wake the daemon or leave one behind."""
-        sys.stdout.flush()
+    def jobs(self, words: tuple[str, ...]) -> tuple[int, ...]:
+        """Job numbers from 12, s12, 1-5,9 and last. Raises BadRequest or NoSuchJob."""
+        return job_numbers(self.store, words, user=self.user)
+
+    def after_change(self) -> None:
+        """Let somebody tick, now that the answer is out: wake the daemon or leave one behind."""
         from ..scheduler import handover
 
-        return handover.leave_behind(self.folders, self.config)
+        if handover.leave_behind(self.folders, self.config) != "nobody":
+            return
+        if "GPUSPOOL_JOB_ID" not in os.environ:  # within a job its supervisor schedules when it ends
+            click.echo(NOBODY, err=True)
 
-    def jobs(self, words: tuple[str, ...]) -> tuple[int, ...]:
-        """Job numbers from 12, s12, 1-5,9 and last. Raises BadRequest."""
-        found: list[int] = []
-        for word in ",".join(words).split(","):
-            word = word.strip()
-            if word == "last":
-                found.append(self.store.last_job())
-                continue
-            match = _RANGE.fullmatch(word)
-            if not match:
-                raise BadRequest(
-                    what="the job",
-                    value=word,
-                    why="it is no job number",
-                    remedy="Write 12, s12, 1-5,9 or last.",
-                )
-            first, last = int(match[1]), int(match[2] or match[1])
-            if last < first or last - first > 1_000_000:
-                raise BadRequest(
-                    what="the job range", value=word, why="it is no range", remedy="Write 1-5, say."
-                )
-            found += self.store_range(first, last) if match[2] else [first]
-        return tuple(dict.fromkeys(found))
+    def see_to_it_that_somebody_ticks(self) -> None:
+        """For those who wait: without a daemon (it was killed, say) they would wait for ever."""
+        from ..scheduler import handover
 
-    def store_range(self, first: int, last: int) -> list[int]:
-        """The jobs that there are from `first` to `last`."""
-        return [
-            row[0]
-            for row in self.store.rows(
-                "SELECT id FROM jobs WHERE id BETWEEN ? AND ? ORDER BY id", (first, last)
-            )
-        ]
+        handover.leave_behind(self.folders, self.config)
 
     def tell(self, outcomes: list[Outcome], *, as_json: bool) -> None:
         """Print what a wish did, wake the scheduler if it did anything, leave with 1 if it did nothing for some."""
-        if as_json:
-            print_json("outcomes", [{"job": o.job, "done": o.done, "text": o.text} for o in outcomes])
-        else:
-            for outcome in outcomes:
-                click.echo(f"job {outcome.job} {outcome.text}", err=not outcome.done)
-        if any(outcome.done for outcome in outcomes):
-            self.after_change()
+        try:
+            if as_json:
+                print_json("outcomes", [{"job": o.job, "done": o.done, "text": o.text} for o in outcomes])
+            else:
+                for outcome in outcomes:
+                    click.echo(f"job {outcome.job} {outcome.text}", err=not outcome.done)
+        finally:
+            # Also when nobody reads the answer any more: the wish stands in the store.
+            if any(outcome.done for outcome in outcomes):
+                self.after_change()
         if not all(outcome.done for outcome in outcomes):
             sys.exit(1)
 
@@ -131,15 +112,20 @@ def print_json(kind: str, value: Any) -> None:
     click.echo(json.dumps({"schema": 1, kind: value}, indent=2, ensure_ascii=True))
 
 
-def confirm_many(count: int, verb: str, yes: bool) -> None:
-    """Ask before `verb` touches many jobs; without a terminal refuse unless --yes."""
-    if yes or count <= 10:
+def confirm_many(jobs: list[Job], verb: str, user: str, *, yes: bool) -> None:
+    """Ask before `verb` touches many jobs or other users'; without a terminal refuse unless --yes."""
+    others = sorted({job.user for job in jobs} - {user})
+    if yes or (len(jobs) <= FEW and not others):
         return
+    what = f"{len(jobs)} jobs" if len(jobs) != 1 else f"job {jobs[0].id}"
+    whose = f" of {', '.join(ascii(name)[1:-1] for name in others)}" if others else ""
     if not sys.stdin.isatty():
         raise BadRequest(
             what=verb,
-            value=f"{count} jobs",
-            why="that are many and nobody can be asked",
+            value=what + whose,
+            why="they are many or not yours, and nobody can be asked",
             remedy="Repeat it with --yes.",
         )
-    click.confirm(f"{verb} {count} jobs?", abort=True, err=True)
+    if not click.confirm(f"{verb} {what}{whose}?", err=True):
+        click.echo("nothing was done", err=True)
+        sys.exit(1)

@@ -3,70 +3,87 @@
 from __future__ import annotations
 
 import json
+import os
 import shlex
 from dataclasses import asdict
 from typing import Any
 
 import click
 
-from ..spool.model import Attempt, Event
+from ..spool.model import FINAL, LIVE, Attempt, Event, State
 from ..spool.quantities import show_duration
 from ..spool.queue import JobView
-from .queue import job_json
+from .queue import job_json, waits_for
 from .session import Session, print_json, session
-from .text import iso, local, safe
+from .text import count, iso, local, safe
 
 #: Events that say too little for a timeline; `--events` shows them.
 QUIET_EVENTS = frozenset({"leftovers"})
 
 
 @click.command()
-@click.argument("jobs", nargs=-1, required=True)
+@click.argument("jobs", nargs=-1)
 @click.option("--events", "all_events", is_flag=True, help="Every event, none left out.")
 @click.option("--json", "as_json", is_flag=True, help="Print it as JSON.")
 @session
 def show(session: Session, jobs: tuple[str, ...], all_events: bool, as_json: bool) -> None:
-    """Show all of a job: what was asked for, its attempts, and the timeline."""
-    views = [session.store.show(job) for job in session.jobs(jobs)]
+    """Show all of JOBS (the last one): what was asked for, the attempts, and the timeline.
+
+    \b
+    spool show
+    spool show 12 --json
+    """
+    views = [session.store.show(job) for job in session.jobs(jobs or ("last",))]
     if as_json:
         values = [view_json(view) for view in views]
         print_json("job", values[0]) if len(values) == 1 else print_json("jobs", values)
         return
-    click.echo("\n\n".join(render(view, session, all_events) for view in views))
+    click.echo("\n\n".join(render(view, all_events) for view in views))
 
 
-def render(view: JobView, session: Session, all_events: bool = False) -> str:
+def render(view: JobView, all_events: bool = False) -> str:
     """The page of one job."""
     job, spec = view.job, view.spec
-    where = job.reason_text or (job.reason if job.reason != "None" else "")
-    state = job.state + (f" ({safe(job.end_text)})" if job.ended_at else f" ({safe(where)})" if where else "")
+    last = view.attempts[-1] if view.attempts else None
+    state = job.state
+    if job.state in FINAL:
+        state = ended_how(job.state, job.end_text)
+    elif job.state == State.QUEUED:
+        state += f" ({safe(waits_for(job))})"
+    elif job.state in LIVE and last is not None:
+        state += f" on {safe(last.node)}"
+    firm = "preemptible" if job.preemptible else "not preemptible"
     asks = [
-        f"{job.gpus} GPUs" if job.gpus else "",
-        f"{job.cpus} CPUs" if job.cpus else "a share of the node's CPUs",
-    ]
-    asks += [
+        count(job.nodes, "node") if job.nodes > 1 else "",
+        count(job.gpus, f"{safe(job.gpu_type)} GPU".strip()) if job.gpus else "",
+        count(job.cpus, "CPU") if job.cpus else "a share of the node's CPUs",
         f"{job.memory_mib} MiB" if job.memory_mib else "",
-        f"type {job.gpu_type}" if job.gpu_type else "",
     ]
+    failures = job.failures - (job.state in LIVE)  # the claim of what runs counts until its end gives it back
+    started = f", started {local(job.started_at)}" if job.started_at else ""
+    ended = f", ended {local(job.ended_at)}" if job.ended_at else ""
     facts = [
         ("Job", f"{job.id}  {safe(job.name)}"),
         ("State", state),
         ("User", f"{safe(job.user)}, project {safe(job.project)}"),
         (
             "Class",
-            f"{job.job_class}, {'preemptible' if job.preemptible else 'not preemptible'}, priority {job.priority}",
+            f"{safe(job.job_class)}, {firm}, priority {job.priority}",
         ),
         ("Asks for", ", ".join(part for part in asks if part)),
         ("Walltime", show_duration(job.walltime_s) if job.walltime_s else "none"),
         ("Grace", show_duration(job.grace_s)),
+        ("Begin", local(job.begin_at) if job.begin_at else ""),
+        ("Times", f"submitted {local(job.submitted_at)}{started}{ended}"),
         (
             "Command",
             safe(shlex.join(spec.command)) + ("  (under torchrun)" if spec.launcher == "torchrun" else ""),
         ),
         ("Folder", safe(spec.cwd)),
-        ("Output", safe(output_of(view, view.attempts[-1])) if view.attempts else ""),
+        ("Output", safe(output_file(view, last)) if last else ""),
+        ("Errors", safe(error_file(view, last)) if last and spec.error else ""),
         ("Checkpoint", _checkpoint(job.checkpoint, job.checkpoint_step)),
-        ("Failures", f"{job.failures} of {spec.backoff_limit} forgiven" if job.failures else ""),
+        ("Failures", f"{failures} ({spec.backoff_limit} are forgiven)" if failures else ""),
         ("GPU time", show_duration(job.gpu_seconds) if job.gpu_seconds else ""),
         ("Comment", safe(spec.comment)),
     ]
@@ -74,6 +91,11 @@ def render(view: JobView, session: Session, all_events: bool = False) -> str:
     lines.append("Timeline")
     lines += timeline(view.events, all_events)
     return "\n".join(lines)
+
+
+def ended_how(state: str, text: str) -> str:
+    """A final state and its sentence, without saying `failed: failed at once`."""
+    return safe(text) if text.startswith(state) else f"{state}: {safe(text)}"
 
 
 def timeline(events: list[Event], all_events: bool = False) -> list[str]:
@@ -108,9 +130,9 @@ def _sentence(event: Event) -> str:
         case "stop_requested":
             return f"asked to stop by {safe(event.actor)}: {text}"
         case "stopping":
-            return f"stopping ({data.get('stop')}), grace {data.get('grace_s')} s"
+            return f"stopping ({data.get('stop')}), grace {show_duration(data.get('grace_s') or 0)}"
         case "signalled":
-            return f"{data.get('signal')} sent to process {data.get('pid')}"
+            return f"{safe(str(data.get('signal')))} sent to process {data.get('pid')}"
         case "ended":
             charged = ", counts against the backoff limit" if data.get("charged") else ""
             return f"ended: {text}{charged}"
@@ -126,17 +148,24 @@ def _checkpoint(path: str, step: int | None) -> str:
     return safe(path) + (f" (step {step})" if step is not None else "")
 
 
-def output_of(view: JobView, attempt: Attempt) -> str:
+def output_file(view: JobView, attempt: Attempt) -> str:
     """The file that an attempt's output goes to."""
-    import os
+    return _file(view, attempt, view.spec.output) or os.path.join(attempt.folder, "output.log")
 
-    if not view.spec.output:
-        return os.path.join(attempt.folder, "output.log")
+
+def error_file(view: JobView, attempt: Attempt) -> str:
+    """The file that an attempt's standard error goes to: the output's, where none was named."""
+    return _file(view, attempt, view.spec.error) or output_file(view, attempt)
+
+
+def _file(view: JobView, attempt: Attempt, pattern: str) -> str:
+    if not pattern:
+        return ""
     from ..sbatch.patterns import fill
 
     job = view.job
     names = {"j": str(job.id), "x": job.name, "u": job.user, "N": attempt.node, "A": str(job.id), "a": "0"}
-    return fill(view.spec.output, names, view.spec.cwd)
+    return fill(pattern, names, view.spec.cwd)
 
 
 def view_json(view: JobView) -> dict[str, Any]:
@@ -152,7 +181,8 @@ def view_json(view: JobView) -> dict[str, Any]:
         row["gpu_uuids"] = json.loads(attempt.gpu_uuids)
         for name in ("created_at", "started_at", "ended_at", "stop_at", "lost_at", "ends_by"):
             row[name] = iso(row[name])
-        row["output"] = output_of(view, attempt)
+        row["output"] = output_file(view, attempt)
+        row["error"] = error_file(view, attempt)
         attempts.append(row)
     events = [
         {

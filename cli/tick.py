@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import click
 
+from ..scheduler.handover import wake
 from .session import Session, session
 
 
@@ -11,14 +12,13 @@ from .session import Session, session
 @click.option("-q", "--quiet", is_flag=True, help="Say nothing.")
 @session
 def tick(session: Session, quiet: bool) -> None:
-    """Run one scheduling pass, unless somebody else is in one."""
-    from ..scheduler.daemon import tick_once
-    from ..scheduler.handover import wake
-
+    """Run one scheduling pass; where a daemon serves, wake it instead."""
     if wake(session.folders):
         if not quiet:
             click.echo("a daemon serves: it was woken")
         return
+    from ..scheduler.daemon import tick_once
+
     report = tick_once(session.folders, session.config)
     if quiet:
         return

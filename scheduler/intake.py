@@ -9,18 +9,22 @@ import os
 
 from ..sbatch.environment import submission_environment
 from ..spool.config import PRIORITIES, Config
-from ..spool.errors import BadRequest, NeverRunnable
+from ..spool.errors import BadRequest, NeverRunnable, NoSuchProject
 from ..spool.model import JobSpec, Submission
+from ..spool.processes import user_name
 from ..spool.quantities import duration, memory, moment
-from ..spool.store import Store
+from ..spool.store import Store, refuse_without_space
 from ..spool.values import dataclass, field
 from .ledger import Ledger
 from .placement import never_fits
 from .quota import admit
+from .snapshot import known_projects
 from .state import ClusterState, Gpu, Machine, Never, Pending
 
 #: Linux refuses a single argument of 128 KiB or more (MAX_ARG_STRLEN), whatever the limit for all of them.
 MAX_ARGUMENT = 131071
+#: Formats that a user may name with --checkpoint-format.
+CHECKPOINT_FORMATS = ("auto", "hf", "lightning", "torch", "safetensors", "gpuspool")
 SIGNALS = "HUP, INT, QUIT, USR1, USR2, TERM, ALRM, CONT, XCPU, URG, WINCH"
 
 
@@ -90,23 +94,23 @@ def build(request: Request, config: Config, now: float) -> Submission:
         checkpoint_dir=os.path.normpath(os.path.join(cwd, request.checkpoint_dir))
         if request.checkpoint_dir
         else "",
-        checkpoint_format=request.checkpoint_format,
+        checkpoint_format=_one_of(request.checkpoint_format, "--checkpoint-format", CHECKPOINT_FORMATS),
         backoff_limit=_bounded(
             request.backoff_limit, "--backoff-limit", config["defaults.backoff_limit"], 0, 100
         ),
-        backoff_reset=request.backoff_reset or "never",
+        backoff_reset=_one_of(request.backoff_reset, "--backoff-reset", ("never", "progress")) or "never",
         max_attempts=_bounded(
             request.max_attempts, "--max-attempts", config["defaults.max_attempts"], 1, 1000000
         ),
         max_gpu_hours=_hours(request.max_gpu_hours),
-        on_timeout=request.on_timeout,
-        stopped_exit_0=request.stopped_exit_0 or "requeue",
+        on_timeout=_one_of(request.on_timeout, "--on-timeout", ("requeue", "fail")),
+        stopped_exit_0=_one_of(request.stopped_exit_0, "--stopped-exit-0", ("requeue", "done")) or "requeue",
         comment=request.comment,
     )
     if request.resume_arg is not None:
         spec.resume_arg = request.resume_arg
     if request.torchrun:
-        spec.python = _python(request.python, env)
+        spec.python = _python(request.python, spec)
     elif request.python or request.module or request.nproc is not None:
         option = "--python" if request.python else "--module" if request.module else "--nproc"
         raise BadRequest(
@@ -128,7 +132,7 @@ def build(request: Request, config: Config, now: float) -> Submission:
     return Submission(
         spec=spec,
         name=_name(request),
-        user=_user(),
+        user=user_name(),
         uid=os.getuid(),
         project=request.project or config["defaults.project"],
         job_class=job_class.name,
@@ -138,7 +142,7 @@ def build(request: Request, config: Config, now: float) -> Submission:
         gpus=gpus,
         cpus=_positive(request.cpus, "the number of CPUs (-c)", 0 if gpus else 1) or (0 if gpus else 1),
         memory_mib=memory(request.memory, what="the memory (--mem)") if request.memory else 0,
-        gpu_type=request.gpu_type.lower(),
+        gpu_type=_gpu_type(request.gpu_type, gpus),
         walltime_s=duration(request.walltime, what="the walltime (-t)")
         if request.walltime
         else config["defaults.walltime"],
@@ -151,16 +155,63 @@ def build(request: Request, config: Config, now: float) -> Submission:
     )
 
 
+def put(store: Store, config: Config, request: Request, now: float) -> tuple[int, Submission]:
+    """Check `request`, put it into the queue of `store`; its number and what it became.
+
+    Raises BadRequest, NoSuchProject, NeverRunnable, DiskFull or StoreUnavailable, and then nothing was submitted.
+    """
+    submission = build(request, config, now)
+    refuse_without_space(store.folders, config["spool.free_space_mib"])
+    refuse_never(store, config, submission, now)
+    return store.submit([submission], now)[0], submission
+
+
+def remarks(submission: Submission) -> list[str]:
+    """Sentences about what is allowed, but hardly meant; nothing is refused for them."""
+    spec, said = submission.spec, []
+    program = spec.command[0]
+    if spec.launcher == "plain" and not _which(program, spec):
+        path = os.path.join(spec.cwd, program)
+        if len(spec.command) == 1 and len(program.split()) > 1:
+            said.append(
+                f"{program!r} is one word with spaces in it: leave the quotes out, or write sh -c {program!r}"
+            )
+        elif "/" not in program and os.path.isfile(path):
+            how = "python" if program.endswith(".py") else "bash"
+            said.append(
+                f"{program!r} is not on PATH; for the file in the working folder write {how} {program}"
+            )
+        elif os.path.isfile(path):
+            said.append(f"{program!r} cannot be executed: write chmod +x, or name its interpreter before it")
+        else:
+            said.append(
+                f"there is no program {program!r} here yet; if none comes, the job fails when it starts"
+            )
+    elif (
+        spec.launcher == "torchrun"
+        and not spec.module
+        and not os.path.exists(os.path.join(spec.cwd, program))
+    ):
+        said.append(f"there is no script {program!r} here yet; if none comes, the job fails when it starts")
+    if any("{resume}" in word and word != "{resume}" for word in spec.command):
+        said.append("{resume} is filled in only where it is an argument of its own, not within one")
+    return said
+
+
 def refuse_never(store: Store, config: Config, submission: Submission, now: float) -> None:
     """Raise NoSuchProject or NeverRunnable for a job that this spool can never start, so that nobody waits for it."""
-    store.project(submission.project)
+    projects = known_projects(store, config)
+    if submission.project not in projects:
+        raise NoSuchProject(project=submission.project, known=", ".join(projects))
     machines = _machines(store)
-    if submission.gpus and not any(machine.gpus for machine in machines):
+    plain = submission.nodes == 1 and submission.cpus <= 1 and not submission.memory_mib
+    unseen = not any(machine.gpus for machine in machines) if submission.gpus else not (machines or plain)
+    if unseen:
         from .nodes import note_this_machine
 
         note_this_machine(store, config, now)
         machines = _machines(store)
-    ledger = Ledger(ClusterState([], [], machines, store.projects(), config.classes, config.windows))
+    ledger = Ledger(ClusterState([], [], machines, projects, config.classes, config.windows))
     pending = Pending(
         0,
         0,
@@ -183,8 +234,9 @@ def refuse_never(store: Store, config: Config, submission: Submission, now: floa
     )
     never = never_fits(ledger, pending) or admit(ledger, pending)
     if isinstance(never, Never):
+        trouble = "".join(f" ({machine.name}: {machine.reason})" for machine in machines if machine.reason)
         raise NeverRunnable(
-            why=f"it {never.text}",
+            why=f"it {never.text}{trouble}",
             remedy="'spool node list' and 'spool project list' show what there is; nothing was submitted.",
         )
 
@@ -198,6 +250,7 @@ def _machines(store: Store) -> list[Machine]:
             node.memory_mib,
             # Drained or lost GPUs may come back: they do not make a job impossible.
             tuple(Gpu(gpu.uuid, gpu.idx, gpu.type, gpu.memory_mib) for gpu in gpus if gpu.node == node.name),
+            reason=node.reason,
         )
         for node in store.nodes()
     ]
@@ -303,6 +356,24 @@ def _gpus(request: Request, nodes: int) -> int:
     return per_node * nodes
 
 
+def _gpu_type(given: str, gpus: int) -> str:
+    if given and not gpus:
+        raise BadRequest(
+            what="--gpu-type",
+            value=given,
+            why="the job asks for no GPU",
+            remedy="Add -G, or leave it out.",
+        )
+    if not given.isprintable():
+        raise BadRequest(
+            what="--gpu-type",
+            value=given,
+            why="it holds control characters",
+            remedy="'spool node list' shows the types.",
+        )
+    return given.lower()
+
+
 def _positive(number: int | None, what: str, default: int) -> int:
     if number is None:
         return default
@@ -317,6 +388,14 @@ def _bounded(number: int | None, what: str, default: int, low: int, high: int) -
     if not low <= number <= high:
         raise BadRequest(what=what, value=number, why="it is out of range", remedy=f"Write {low} to {high}.")
     return number
+
+
+def _one_of(given: str, what: str, choices: tuple[str, ...]) -> str:
+    if given and given not in choices:
+        raise BadRequest(
+            what=what, value=given, why="it is not known", remedy=f"Choose one of {', '.join(choices)}."
+        )
+    return given
 
 
 def _hours(hours: float | None) -> float:
@@ -343,13 +422,22 @@ def _signal(name: str) -> str:
     return bare
 
 
-def _python(given: str, env: dict[str, str]) -> str:
-    import shutil
+def _which(program: str, spec: JobSpec) -> str:
+    """The file that `program` is for the job, '' when there is none. (`shutil` would cost 3 ms of each submit.)"""
+    folders = spec.env.get("PATH", os.defpath).split(os.pathsep) if "/" not in program else [""]
+    for folder in folders:
+        path = os.path.join(spec.cwd, folder, program)
+        if os.path.isfile(path) and os.access(path, os.X_OK):
+            return path
+    return ""
 
+
+def _python(given: str, spec: JobSpec) -> str:
+    if "/" in given:
+        given = os.path.abspath(os.path.expanduser(given))  # as the shell completed it, whatever -D says
     for name in (given,) if given else ("python", "python3"):
-        found = shutil.which(name, path=env.get("PATH"))
-        if found:
-            return os.path.abspath(found)
+        if found := _which(name, spec):
+            return found
     raise BadRequest(
         what="the job's Python",
         value=given or "python",
@@ -359,15 +447,20 @@ def _python(given: str, env: dict[str, str]) -> str:
 
 
 def _check_output(spec: JobSpec, cwd: str) -> None:
-    for path in (spec.output, spec.error):
-        folder = os.path.dirname(os.path.join(cwd, path))
-        if path and "%" not in folder and not os.path.isdir(folder):
-            raise BadRequest(
-                what="the output file",
-                value=path,
-                why=f"there is no folder {folder}",
-                remedy=f"Type: mkdir -p {folder}",
-            )
+    for path, option in ((spec.output, "-o"), (spec.error, "-e")):
+        full = os.path.join(cwd, path)
+        folder = os.path.dirname(full)
+        if not path or "%" in folder:
+            continue
+        why, remedy = "", ""
+        if not os.path.isdir(folder):
+            why, remedy = f"there is no folder {folder!r}", "Make it with mkdir -p first."
+        elif os.path.isdir(full):
+            why, remedy = "it is a folder", f"Name a file in it: {option} {os.path.join(path, '%j.out')!r}"
+        elif not os.access(full if os.path.exists(full) else folder, os.W_OK):
+            why, remedy = "you may not write there", "Choose another place."
+        if why:
+            raise BadRequest(what=f"the output file ({option})", value=path, why=why, remedy=remedy)
 
 
 def _name(request: Request) -> str:
@@ -385,15 +478,6 @@ def _name(request: Request) -> str:
             remedy="Shorten it.",
         )
     return name.encode(errors="backslashreplace").decode() or "job"
-
-
-def _user() -> str:
-    import pwd
-
-    try:
-        return pwd.getpwuid(os.getuid()).pw_name
-    except KeyError:
-        return str(os.getuid())
 
 
 def _umask() -> int:

@@ -1,192 +1,293 @@
 """One pass of the policy: `plan(state, now) -> Plan`, pure, in numbered steps.
 
 Cost: O(active + nodes) to begin with, then O(log projects) a job plus O(nodes) for each request shape that has not
-failed in this pass yet (room only shrinks within one).
+failed in this pass yet (room only shrinks within one). The rules are explained in docs/policy.md; fair share beyond
+quota, backfill and topology have their place in `quota`, here and in `placement`.
 """
 
 from __future__ import annotations
 
 import heapq
+from collections.abc import Iterator
 
-from .eligibility import ends_by, not_now
-from .ledger import Ledger
-from .placement import never_fits, no_room, place
-from .preemption import preempt
-from .quota import admit
-from .state import ClusterState, Never, Pending, Plan, Room, Start, Wait
+from .eligibility import Moment
+from .ledger import Ledger, NodeRoom
+from .placement import accumulate, never_fits, no_room, place
+from .preemption import preempt, protected_until, room_soon
+from .quota import admit, entitled, over_limit
+from .state import ClusterState, Never, Pending, Plan, Preemption, Room, Start, Wait
 
-#: Preemption is tried for at most so many blocked jobs a pass.
-PREEMPTION_TRIES = 32
+#: Preemption that finds no victims is tried for at most so many different requests a pass.
+PREEMPTION_TRIES = 64
+#: At most so many blocked jobs let nodes run dry at the same time.
+ACCUMULATING = 4
 
 
 def plan(state: ClusterState, now: float) -> Plan:
     """What to start, what to preempt, and why everything else waits. Equal input gives an equal plan."""
-    result = Plan()
-    ledger = Ledger(state)
-
+    this = _Pass(state, now)
     # 1. Who may start at this moment at all.
-    eligible = []
-    for job in state.pending:
-        wait = not_now(state, job, now)
-        if wait is None:
-            eligible.append(job)
-        else:
-            result.reasons[job.id] = wait
-            _wake(result, wait.until, now)
-
-    # 2. Room that is kept for beneficiaries of earlier preemptions, as long as they want it.
-    rooms = _keep_rooms(state, ledger, {job.id for job in eligible}, result, now)
-
-    # 3. Job by job: the next project by how far it is below what it deserves, in it class, priority, age.
-    failed: dict[tuple[object, ...], Wait | Never] = {}
-    victims: set[int] = set()
-    tries = 0
-    for job in _in_order(state, ledger, eligible):
-        # 4. Its kept room, once that is free.
-        room = rooms.get(job.id)
-        if room is not None and _start_in_room(state, ledger, job, room, result, now):
+    eligible = this.sift()
+    # 2. Room that is kept for beneficiaries of earlier preemptions, as long as they want it and it is coming.
+    rooms = this.keep_rooms(eligible)
+    # 3. Job by job: the next project by what it deserves, in it class, priority, age.
+    for job in this.in_order(eligible):
+        # 4. Its kept room once that is free, or any other that is.
+        if job.id in rooms and this.use_room(job, rooms[job.id]):
             continue
-        # 5. Quota and limit.
-        blocked: Wait | Never | None = admit(ledger, job)
-        if blocked is not None:
-            result.reasons[job.id] = blocked
+        # 5. Quota and limit. Only a limit can be helped: by stopping the project's own jobs.
+        blocked = admit(this.ledger, job)
+        if isinstance(blocked, Never) or (blocked is not None and blocked.code != "Limit"):
+            this.result.reasons[job.id] = blocked
             continue
         # 6. Free room.
-        known = failed.get(job.shape)
-        found = place(ledger, job) if known is None else None
-        if found is not None:
-            node, gpus, cpus = found
-            if room is not None:
-                node_of_room = ledger.nodes[room.node]
-                node_of_room.let_go(room)
-            _start(state, ledger, job, node.machine.name, gpus, cpus, result, now)
+        if blocked is None and this.start_anywhere(job):
             continue
-        if room is not None:
-            text = f"its room on {room.node} is being made; whoever holds it has until its grace is over"
-            result.reasons[job.id] = Wait("Preempting", text, room.until)
+        # 7. Never; or when what stops already has ended; or by preemption; or not now.
+        reason = this.why_no_room(job)
+        if isinstance(reason, Never):
+            this.result.reasons[job.id] = reason
             continue
-        # 7. Never, or by preemption, or not now.
-        if known is None:
-            known = never_fits(ledger, job) or no_room(ledger, job, now)
-            failed[job.shape] = known
-        if isinstance(known, Never):
-            result.reasons[job.id] = known
+        if blocked is None and this.await_stopping(job):
             continue
-        if tries < PREEMPTION_TRIES and _can_preempt(state, job):
-            preemption = preempt(ledger, job, victims, now)
-            if preemption is not None:
-                _carry_out(ledger, preemption, victims, result)
+        if this.preempt_for(job):
+            continue
+        this.result.reasons[job.id] = blocked or reason
+        # 8. One that has waited long enough lets its node run dry, so that small jobs do not starve it.
+        if blocked is None:
+            this.accumulate_for(job)
+    return this.finish()
+
+
+class _Pass:
+    """One pass: the state, the room that is left in it, what was decided so far, and what failed already."""
+
+    def __init__(self, state: ClusterState, now: float) -> None:
+        self.state, self.now = state, now
+        self.moment = Moment(state, now)
+        self.ledger = Ledger(state, now)
+        self.result = Plan()
+        self.failed: dict[tuple[object, ...], Wait | Never] = {}
+        self.not_soon: set[tuple[object, ...]] = set()
+        self.no_victims: set[tuple[object, ...]] = set()
+        self.weakest: dict[str, tuple[int, int]] | None = None
+        self.last: tuple[tuple[object, ...], NodeRoom] | None = None
+        self.accumulating = 0
+
+    # -- 1, 2, 3 -----------------------------------------------------------------------------------------
+
+    def sift(self) -> list[Pending]:
+        """The jobs that may start at this moment; the others get their reason."""
+        eligible = []
+        for job in self.state.pending:
+            wait = self.moment.wait_of(job)
+            if wait is None:
+                eligible.append(job)
+            else:
+                self.result.reasons[job.id] = wait
+                self.wake(wait.until)
+        return eligible
+
+    def keep_rooms(self, eligible: list[Pending]) -> dict[int, Room]:
+        """Set room aside for those that it is kept for; what nobody wants or what will not come is released."""
+        if not self.state.rooms:
+            return {}
+        jobs = {job.id: job for job in eligible}
+        rooms: dict[int, Room] = {}
+        for room in self.state.rooms:
+            job, node = jobs.get(room.job), self.ledger.nodes.get(room.node)
+            if job is None or node is None or room.until <= self.now or not node.is_coming(room):
+                self.result.released.append(room.job)
                 continue
-            tries += 1
-        result.reasons[job.id] = known
-        # 8. A head that has waited long enough lets its node run dry, so that small jobs do not starve it.
-        if now - job.waiting_since >= state.drain_after_s:
-            _accumulate(ledger, job)
-    return result
-
-
-def _wake(result: Plan, at: float | None, now: float) -> None:
-    if at is not None and at > now and (result.wake_at is None or at < result.wake_at):
-        result.wake_at = at
-
-
-def _keep_rooms(
-    state: ClusterState, ledger: Ledger, eligible: set[int], result: Plan, now: float
-) -> dict[int, Room]:
-    rooms = {}
-    for room in state.rooms:
-        node = ledger.nodes.get(room.node)
-        if room.job in eligible and room.until > now and node is not None:
-            node.keep(room)
+            self.ledger.promise(job, room)
             rooms[room.job] = room
-            _wake(result, room.until, now)
-        else:
-            result.released.append(room.job)
-    return rooms
+            self.wake(room.until)
+        return rooms
+
+    def in_order(self, eligible: list[Pending]) -> Iterator[Pending]:
+        """Jobs in scheduling order; a project's place is looked at again after each of its jobs."""
+        by_project: dict[str, list[tuple[int, int, float, int, Pending]]] = {}
+        for job in eligible:
+            rank = self.state.classes[job.job_class].rank
+            by_project.setdefault(job.project, []).append(
+                (-rank, -job.priority, job.submitted_at, job.id, job)
+            )
+        for queue in by_project.values():
+            queue.sort(key=lambda entry: entry[:4], reverse=True)
+        heap = [(self._turn(project, queue[-1][4]), project) for project, queue in by_project.items()]
+        heapq.heapify(heap)
+        while heap:
+            _, project = heapq.heappop(heap)
+            queue = by_project[project]
+            yield queue.pop()[4]
+            if queue:
+                heapq.heappush(heap, (self._turn(project, queue[-1][4]), project))
+
+    def _turn(self, project: str, job: Pending) -> tuple[int, float, float]:
+        """When it is the turn of a project whose next job is `job`; the lower, the sooner.
+
+        What is within quota goes first, by the share of it that is used: whatever else started before it would be
+        reclaimed at once. Then what is beyond, by weight; then what is idle.
+        """
+        entry = self.state.projects.get(project)
+        weight = max(entry.weight if entry else 1.0, 1e-9)
+        cpus = self.ledger.cpus_held.get(project, 0) / weight
+        if entitled(self.ledger, job):
+            held = self.ledger.to_hold(project)
+            return (0, held / (entry.quota if entry and entry.quota else max(1, self.ledger.capacity)), cpus)
+        beyond = max(0.0, self.ledger.excess(project)) / weight
+        return (2 if self.ledger.is_idle(job.job_class) else 1, beyond, cpus)
+
+    # -- 4, 6 --------------------------------------------------------------------------------------------
+
+    def use_room(self, job: Pending, room: Room) -> bool:
+        """Start `job` in the room kept for it or in any other, or let it wait for its room; False: it lost that."""
+        node = self.ledger.nodes[room.node]
+        self.ledger.withdraw(job, room)
+        self.last = None
+        blocked = admit(self.ledger, job)
+        if blocked is not None and not (blocked.code == "Limit" and not over_limit(self.ledger, job)):
+            # Quota or limit were lowered meanwhile: others may have the room.
+            self.result.released.append(job.id)
+            self._room_grew()
+            return False
+        if blocked is None:
+            if node.is_free(room):
+                self._start(job, node, room.gpu_uuids, room.cpus)
+                return True
+            found = place(self.ledger, job)
+            if found is not None:
+                self._start(job, *found)
+                self._room_grew()
+                return True
+        self.ledger.promise(job, room)
+        self._wait_for_room(job, room)
+        return True
+
+    def _room_grew(self) -> None:
+        self.failed.clear()
+        self.not_soon.clear()
+
+    def start_anywhere(self, job: Pending) -> bool:
+        """Start `job` where it fits best; False when it fits nowhere now."""
+        shape = job.shape
+        if shape in self.failed:
+            return False
+        hint = self.last[1] if self.last and self.last[0] == shape else None
+        found = place(self.ledger, job, hint)
+        if found is None:
+            return False
+        self._start(job, *found)
+        self.last = (shape, found[0])
+        return True
+
+    def _start(self, job: Pending, node: NodeRoom, gpus: tuple[str, ...], cpus: int) -> None:
+        node.take(gpus, cpus, job.memory_mib)
+        self.ledger.account(job.project, len(gpus), cpus, job.preemptible)
+        start = Start(job, node.machine.name, gpus, cpus, job.memory_mib, self.moment.closes(job))
+        self.result.starts.append(start)
+
+    # -- 7, 8 --------------------------------------------------------------------------------------------
+
+    def why_no_room(self, job: Pending) -> Wait | Never:
+        """Why `job` has no room; the same for all requests of its shape."""
+        reason = self.failed.get(job.shape)
+        if reason is None:
+            reason = self.failed[job.shape] = never_fits(self.ledger, job) or no_room(self.ledger, job)
+        return reason
+
+    def await_stopping(self, job: Pending) -> bool:
+        """Whether `job` fits as soon as what is stopping already has ended; that room is then kept in this pass."""
+        shape = job.shape
+        if shape in self.not_soon:
+            return False
+        room = room_soon(self.ledger, job)
+        if room is None:
+            self.not_soon.add(shape)
+            return False
+        self._keep(room)
+        jobs = self.ledger.nodes[room.node].waited_for(room)
+        text = f"room is coming on {room.node}: {_are_stopping(jobs)}"
+        self.result.reasons[job.id] = Wait("Resources", text)
+        return True
+
+    def preempt_for(self, job: Pending) -> bool:
+        """Preempt for `job` if that makes room for it, and keep the room."""
+        within = entitled(self.ledger, job)
+        rank = self.state.classes[job.job_class].rank
+        if not self._anybody_weaker(job, rank, within):
+            return False
+        latest = self.moment.latest_start(job)
+        limit = over_limit(self.ledger, job)
+        key = (job.project, rank, job.priority, job.preemptible, job.shape, within, latest, limit)
+        if key in self.no_victims or len(self.no_victims) >= PREEMPTION_TRIES:
+            return False
+        preemption = preempt(self.ledger, job, self.now, latest)
+        if preemption is None:
+            self.no_victims.add(key)
+            self.wake(protected_until(self.ledger, job, self.now))
+            return False
+        self._carry_out(preemption)
+        return True
+
+    def _anybody_weaker(self, job: Pending, rank: int, within: bool) -> bool:
+        """Whether it is worth looking for victims at all: by far most jobs that wait have none."""
+        if self.weakest is None:
+            self.weakest = {}
+            for victims in self.ledger.victims.values():
+                for victim in victims.values():
+                    theirs = self.state.classes.get(victim.job_class)
+                    standing = (theirs.rank if theirs else 0, victim.priority)
+                    known = self.weakest.get(victim.project, standing)
+                    self.weakest[victim.project] = min(known, standing)
+        if job.project in self.weakest and self.weakest[job.project] < (rank, job.priority):
+            return True
+        return within and any(self.ledger.excess(name) > 0 for name in self.weakest if name != job.project)
+
+    def accumulate_for(self, job: Pending) -> None:
+        """Keep what is free on the node that is nearest to having room for `job`, if it has waited long enough."""
+        if self.accumulating >= ACCUMULATING or self.now - job.waiting_since < self.state.drain_after_s:
+            return
+        found = accumulate(self.ledger, job)
+        if found is not None:
+            node, gpus, cpus, memory_mib = found
+            self._keep(Room(job.id, node.machine.name, gpus, cpus, memory_mib, 0.0))
+            self.accumulating += 1
+
+    def _carry_out(self, preemption: Preemption) -> None:
+        for victim in preemption.victims:
+            self.ledger.take_back(victim)
+        job, room = preemption.beneficiary, preemption.room
+        self.ledger.promise(job, room)
+        self.last = None
+        self.wake(room.until)
+        self.result.preemptions.append(preemption)
+        self._wait_for_room(job, room)
+
+    def _wait_for_room(self, job: Pending, room: Room) -> None:
+        jobs = self.ledger.nodes[room.node].waited_for(room)
+        text = f"room is being made on {room.node}: {_are_stopping(jobs)}"
+        self.result.reasons[job.id] = Wait("Preempting", text)
+
+    def _keep(self, room: Room) -> None:
+        self.ledger.nodes[room.node].keep(room)
+        self.last = None
+
+    def wake(self, at: float | None) -> None:
+        """Time alone changes something at `at` (UTC seconds)."""
+        if at is not None and at > self.now and (self.result.wake_at is None or at < self.result.wake_at):
+            self.result.wake_at = at
+
+    def finish(self) -> Plan:
+        """The plan."""
+        # Who lost one room and is promised another keeps that.
+        anew = {preemption.room.job for preemption in self.result.preemptions}
+        self.result.released = [job for job in self.result.released if job not in anew]
+        return self.result
 
 
-def _in_order(state: ClusterState, ledger: Ledger, eligible: list[Pending]):  # type: ignore[no-untyped-def]
-    """Jobs in scheduling order; a project's share is looked at again after each of its jobs."""
-    by_project: dict[str, list[tuple[tuple[object, ...], Pending]]] = {}
-    for job in eligible:
-        key = (-state.classes[job.job_class].rank, -job.priority, job.submitted_at, job.id)
-        by_project.setdefault(job.project, []).append((key, job))
-    for queue in by_project.values():
-        queue.sort(key=lambda entry: entry[0], reverse=True)  # type: ignore[arg-type,return-value]
-    heap = [(ledger.share(project), project) for project in by_project]
-    heapq.heapify(heap)
-    while heap:
-        _, project = heapq.heappop(heap)
-        queue = by_project[project]
-        yield queue.pop()[1]
-        if queue:
-            heapq.heappush(heap, (ledger.share(project), project))
-
-
-def _start_in_room(
-    state: ClusterState, ledger: Ledger, job: Pending, room: Room, result: Plan, now: float
-) -> bool:
-    node = ledger.nodes[room.node]
-    free = all(uuid in node.gpus for uuid in room.gpu_uuids)
-    if (
-        not free
-        or node.cpus < room.cpus
-        or node.memory_mib < room.memory_mib
-        or admit(ledger, job) is not None
-    ):
-        return False
-    node.let_go(room)
-    _start(state, ledger, job, room.node, room.gpu_uuids, room.cpus, result, now)
-    return True
-
-
-def _start(
-    state: ClusterState,
-    ledger: Ledger,
-    job: Pending,
-    node: str,
-    gpus: tuple[str, ...],
-    cpus: int,
-    result: Plan,
-    now: float,
-) -> None:
-    ledger.nodes[node].take(gpus, cpus, job.memory_mib)
-    ledger.account(job.project, len(gpus), cpus, job.preemptible)
-    result.starts.append(Start(job, node, gpus, cpus, job.memory_mib, ends_by(state, job, now)))
-
-
-def _can_preempt(state: ClusterState, job: Pending) -> bool:
-    lowest = min((job_class.rank for job_class in state.classes.values()), default=0)
-    return bool(state.active) and (state.classes[job.job_class].rank > lowest or job.priority > 0)
-
-
-def _carry_out(ledger: Ledger, preemption, victims: set[int], result: Plan) -> None:  # type: ignore[no-untyped-def]
-    for victim in preemption.victims:
-        victims.add(victim.id)
-        ledger.taken_back(victim)
-    ledger.nodes[preemption.room.node].keep(preemption.room)
-    result.preemptions.append(preemption)
-    names = ", ".join(str(victim.id) for victim in preemption.victims)
-    text = f"preempting job{'s' if len(preemption.victims) > 1 else ''} {names} on {preemption.room.node}"
-    result.reasons[preemption.beneficiary.id] = Wait("Preempting", text, preemption.room.until)
-
-
-def _accumulate(ledger: Ledger, job: Pending) -> None:
-    """Keep what is free on the node that is nearest to having room for `job`."""
-    best = None
-    for node in ledger.nodes.values():
-        machine = node.machine
-        gpus = [gpu for gpu in machine.gpus if gpu.usable and job.gpu_type in ("", gpu.type)]
-        if (
-            len(gpus) >= job.gpus
-            and machine.cpus >= node.cpus_for(job)
-            and machine.memory_mib >= job.memory_mib
-        ):
-            key = (len(node.open_gpus(job.gpu_type)), node.open_cpus)
-            if best is None or key > best[0]:
-                best = (key, node)
-    if best is not None:
-        node = best[1]
-        free = tuple(gpu.uuid for gpu in node.open_gpus(job.gpu_type)[: job.gpus])
-        cpus = min(node.open_cpus, node.cpus_for(job))
-        node.keep(Room(job.id, node.machine.name, free, cpus, min(job.memory_mib, node.open_memory_mib), 0.0))
+def _are_stopping(jobs: list[int]) -> str:
+    if not jobs:
+        return "it is kept for this job"
+    names = ", ".join(map(str, jobs[:5])) + (f" and {len(jobs) - 5} more" if len(jobs) > 5 else "")
+    return f"job {names} is stopping" if len(jobs) == 1 else f"jobs {names} are stopping"

@@ -1,149 +1,205 @@
-"""Making room by stopping what is less entitled (design.md, "Reclaim", "Preemption"). O(active log active) an attempt.
+"""Making room by stopping what is less entitled (design.md, "Reclaim", "Preemption"). O(victims log victims) a node.
 
 Within a project a higher class, or the same class with a higher priority, preempts. Across projects only quota
 counts: up to its quota a project reclaims from preemptible jobs of projects that hold more than theirs. Victims are
 chosen so that the job really fits: over-quota before in-quota, lower class and priority first, then least GPU time
-lost since the last checkpoint; none below its minimum runtime. Then as many as possible are put back. No set, no
-preemption.
+lost since the last checkpoint; none below its minimum runtime, none that gives nothing which is missing. Then as many
+as possible are put back. No set, no preemption. The greedy choice and the putting back are as in kueue.
 """
 
 from __future__ import annotations
 
 from .ledger import Ledger, NodeRoom
-from .state import Active, Pending, Preemption, Room
+from .quota import entitled, over_limit
+from .state import NEVER, Active, Pending, Preemption, Room
 
-#: How long room is kept beyond the victims' grace and kill.
+#: How long (seconds) room is kept beyond the victims' grace and kill.
 ROOM_MARGIN_S = 60.0
 
+#: What a job lacks on a node, or a victim gives there: GPUs, CPUs, MiB, and GPUs under its project's limit.
+Amounts = tuple[float, float, float, float]
 
-def preempt(ledger: Ledger, job: Pending, chosen: set[int], now: float) -> Preemption | None:
-    """The cheapest set of victims on one node after which `job` fits there; None when there is none.
 
-    `chosen` are jobs that are victims already in this pass.
+def preempt(ledger: Ledger, job: Pending, now: float, latest: float = NEVER) -> Preemption | None:
+    """The least regrettable set of victims on one node after which `job` fits there; None when there is none.
+
+    `latest`: the job cannot start later than that (UTC seconds), so room that comes later is not made.
     """
-    best: tuple[tuple[float, ...], Preemption] | None = None
-    for node in ledger.nodes.values():
+    within = entitled(ledger, job)
+    best: tuple[tuple[tuple[int, int, int], float, int], Preemption] | None = None
+    for name, victims in ledger.victims.items():
+        node = ledger.nodes[name]
+        missing = lacks(ledger, node, job)
         candidates = [
-            active
-            for active in ledger.state.active
-            if active.node == node.machine.name
-            and active.id not in chosen
-            and not active.stopping
-            and may_preempt(ledger, job, active, now)
+            victim
+            for victim in victims.values()
+            if victim.protected_until <= now and more_entitled(ledger, job, victim, within=within)
         ]
-        found = _on_node(ledger, job, node, candidates, now)
-        if found is None:
+        if not candidates or not node.could_hold(job):
             continue
-        cost = (float(len(found.victims)), sum(_lost(victim, now) for victim in found.victims))
+        chosen = _choose(ledger, node, job, missing, candidates, now)
+        if not chosen:
+            continue
+        ready = now + max(victim.grace_s for victim in chosen) + ledger.state.term_to_kill_s
+        if ready > latest:
+            continue
+        worst = max(_regret(ledger, job, victim) for victim in chosen)
+        cost = (worst, sum(ledger.lost_by(victim, now) for victim in chosen), len(chosen))
         if best is None or cost < best[0]:
-            best = (cost, found)
+            best = (cost, Preemption(job, tuple(chosen), _room(node, job, chosen, ready + ROOM_MARGIN_S)))
     return best[1] if best else None
 
 
-def may_preempt(ledger: Ledger, job: Pending, victim: Active, now: float) -> bool:
-    """Whether `job` is more entitled to the room of `victim`; the matrix stands in docs/architecture.md."""
-    if not victim.preemptible or victim.protected_until > now:
+def more_entitled(ledger: Ledger, job: Pending, victim: Active, *, within: bool) -> bool:
+    """Whether `job` may have the room of `victim`; the matrix stands in docs/policy.md.
+
+    `within`: whether `job` is entitled to reclaim, which is the same for all victims.
+    """
+    if not victim.preemptible:
         return False
-    classes = ledger.state.classes
-    mine, theirs = classes[job.job_class], classes.get(victim.job_class)
     if victim.project == job.project:
-        return (mine.rank, job.priority) > (theirs.rank if theirs else 0, victim.priority)
-    if not job.gpus or not victim.gpu_uuids:
-        return False  # quotas are of GPUs: a job without any reclaims nothing from others
-    return _within_quota(ledger, job) and ledger.over_quota(victim.project)
+        classes = ledger.state.classes
+        theirs = classes.get(victim.job_class)
+        return (classes[job.job_class].rank, job.priority) > (theirs.rank if theirs else 0, victim.priority)
+    # Quotas are of GPUs: nothing is reclaimed for or from a job without any.
+    return within and bool(victim.gpu_uuids) and ledger.excess(victim.project) > 0
 
 
-def _within_quota(ledger: Ledger, job: Pending) -> bool:
-    project = ledger.state.projects.get(job.project)
-    if project is None:
-        return False
-    if project.quota is None:
-        # Unset is unlimited for what is bound to quota, and claims nothing for everything else.
-        return ledger.state.classes[job.job_class].quota_bound
-    held = ledger.allocated if job.preemptible else ledger.non_preemptible
-    return held.get(job.project, 0) + job.gpus <= project.quota
-
-
-def _lost(victim: Active, now: float) -> float:
-    """GPU seconds (CPU seconds where it has no GPU) since its work was last safe."""
-    return max(0.0, now - victim.saved_at) * (len(victim.gpu_uuids) or victim.cpus)
-
-
-def _on_node(
-    ledger: Ledger, job: Pending, node: NodeRoom, candidates: list[Active], now: float
-) -> Preemption | None:
-    classes = ledger.state.classes
-    order = sorted(
-        candidates,
-        key=lambda victim: (
-            not ledger.over_quota(victim.project),
-            classes[victim.job_class].rank if victim.job_class in classes else 0,
-            victim.priority,
-            _lost(victim, now),
-            -victim.started_at,
-            victim.id,
-        ),
-    )
-    victims: list[Active] = []
-    reclaimed: dict[str, float] = {}
-    for victim in order:
-        if _fits(node, job, victims, ledger):
-            break
-        if victim.project != job.project:
-            # Reclaiming stops where the victims' project is down to its quota.
-            entry = ledger.state.projects.get(victim.project)
-            quota = entry.quota if entry and entry.quota is not None else 0.0
-            left = ledger.allocated.get(victim.project, 0) - reclaimed.get(victim.project, 0)
-            if left <= quota:
-                continue
-            reclaimed[victim.project] = reclaimed.get(victim.project, 0) + len(victim.gpu_uuids)
-        victims.append(victim)
-    if not victims or not _fits(node, job, victims, ledger):
-        return None
-    for victim in reversed(list(victims)):
-        rest = [other for other in victims if other is not victim]
-        if _fits(node, job, rest, ledger):
-            victims = rest
-    if not victims:
-        return None  # what stops already is enough: no more need be stopped
-    cpus = node.cpus_for(job)
-    gpus = [gpu.uuid for gpu in sorted(node.open_gpus(job.gpu_type), key=lambda gpu: gpu.index)]
-    types = {gpu.uuid: gpu.type for gpu in node.machine.gpus if gpu.usable}
-    gpus += _stopping_gpus(node, job, ledger)
-    gpus += [
-        uuid
-        for victim in victims
-        for uuid in victim.gpu_uuids
-        if types.get(uuid) in ((job.gpu_type,) if job.gpu_type else types.values())
+def protected_until(ledger: Ledger, job: Pending, now: float) -> float | None:
+    """When the first minimum runtime ends that keeps `job` from preempting somebody (UTC seconds); None: none does."""
+    within = entitled(ledger, job)
+    times = [
+        victim.protected_until
+        for victims in ledger.victims.values()
+        for victim in victims.values()
+        if victim.protected_until > now and more_entitled(ledger, job, victim, within=within)
     ]
-    grace = max(victim.grace_s for victim in victims) + ledger.state.term_to_kill_s
-    room = Room(
-        job.id, node.machine.name, tuple(gpus[: job.gpus]), cpus, job.memory_mib, now + grace + ROOM_MARGIN_S
+    return min(times, default=None)
+
+
+def room_soon(ledger: Ledger, job: Pending) -> Room | None:
+    """Where `job` fits as soon as the jobs that are stopping already have ended: no more need be stopped for it."""
+    for node in ledger.nodes.values():
+        if node.leaving_jobs and node.could_hold(job) and not _any(lacks(ledger, node, job)):
+            return _room(node, job, [], 0.0)
+    return None
+
+
+def lacks(ledger: Ledger, node: NodeRoom, job: Pending) -> Amounts:
+    """What `job` lacks on `node` even when all that is stopping has ended; what is not above zero is there."""
+    gpus = 0
+    if job.gpus:
+        gpus = job.gpus - len(node.open_gpus(job.gpu_type)) - len(node.leaving_gpus(job.gpu_type))
+    return (
+        gpus,
+        node.least_cpus(job) - (node.cpus + node.soon_cpus - node.kept_cpus),
+        job.memory_mib - (node.memory_mib + node.soon_memory_mib - node.kept_memory_mib),
+        over_limit(ledger, job),
     )
-    return Preemption(job, tuple(victims), room)
 
 
-def _stopping_gpus(node: NodeRoom, job: Pending, ledger: Ledger) -> list[str]:
-    """GPUs of jobs that are stopping already and that are kept for nobody."""
-    types = {gpu.uuid: gpu.type for gpu in node.machine.gpus if gpu.usable}
+def _gives(node: NodeRoom, job: Pending, victim: Active) -> Amounts:
+    mine = len(victim.gpu_uuids) if victim.project == job.project else 0
+    return (len(_useful(node, job, victim)), victim.cpus, victim.memory_mib, mine)
+
+
+def _useful(node: NodeRoom, job: Pending, victim: Active) -> list[str]:
+    """The victim's GPUs that `job` could use."""
     return [
         uuid
-        for active in ledger.state.active
-        if active.stopping and active.node == node.machine.name
-        for uuid in active.gpu_uuids
-        if uuid in types and uuid not in node.kept_gpus and job.gpu_type in ("", types[uuid])
+        for uuid in victim.gpu_uuids
+        if uuid in node.all_gpus
+        and uuid not in node.kept_gpus
+        and job.gpu_type in ("", node.all_gpus[uuid].type)
     ]
 
 
-def _fits(node: NodeRoom, job: Pending, victims: list[Active], ledger: Ledger) -> bool:
-    """Whether `job` fits on `node` once `victims` and what stops already have ended."""
-    types = {gpu.uuid: gpu.type for gpu in node.machine.gpus if gpu.usable}
-    gpus = len(node.open_gpus(job.gpu_type)) + len(_stopping_gpus(node, job, ledger))
-    gpus += sum(
-        uuid in types and job.gpu_type in ("", types[uuid]) for victim in victims for uuid in victim.gpu_uuids
+def _any(missing: Amounts) -> bool:
+    return any(amount > 0 for amount in missing)
+
+
+def _minus(missing: Amounts, given: Amounts, sign: int = 1) -> Amounts:
+    gpus, cpus, memory, own = (lack - sign * gift for lack, gift in zip(missing, given, strict=True))
+    return gpus, cpus, memory, own
+
+
+def _regret(ledger: Ledger, job: Pending, victim: Active) -> tuple[int, int, int]:
+    """By what a victim is chosen before all else; the lower, the sooner.
+
+    Where the job's own project would be over its quota with it, that project gives first; then come others that are
+    over theirs, then what its own project holds within quota.
+    """
+    if victim.project != job.project:
+        group = 1
+    else:
+        group = 0 if ledger.excess(job.project) + job.gpus > 0 else 2
+    job_class = ledger.state.classes.get(victim.job_class)
+    return (group, job_class.rank if job_class else 0, victim.priority)
+
+
+def _choose(
+    ledger: Ledger, node: NodeRoom, job: Pending, missing: Amounts, candidates: list[Active], now: float
+) -> list[Active]:
+    """Victims on `node` after which nothing of `missing` is missing; empty when there is no such set."""
+    if not _any(missing):
+        return []  # what stops already is enough
+    given = {victim.id: _gives(node, job, victim) for victim in candidates}
+    candidates.sort(
+        key=lambda victim: (
+            *_regret(ledger, job, victim),
+            ledger.lost_by(victim, now),
+            -victim.started_at,
+            victim.id,
+        )
     )
+    chosen = _greedy(ledger, job, missing, candidates, given)
+    if not chosen:
+        # A small victim may have brought its project down to quota and so protected the large one that is needed.
+        candidates.sort(key=lambda victim: -given[victim.id][0])
+        chosen = _greedy(ledger, job, missing, candidates, given)
+    return chosen
+
+
+def _greedy(
+    ledger: Ledger, job: Pending, missing: Amounts, order: list[Active], given: dict[int, Amounts]
+) -> list[Active]:
+    chosen: list[Active] = []
+    reclaimed: dict[str, int] = {}
+    for victim in order:
+        if not _any(missing):
+            break
+        gift = given[victim.id]
+        if not any(lack > 0 and amount > 0 for lack, amount in zip(missing, gift, strict=True)):
+            continue
+        if victim.project != job.project:
+            # Reclaiming stops where the victims' project is down to its quota.
+            if ledger.excess(victim.project) - reclaimed.get(victim.project, 0) <= 0:
+                continue
+            reclaimed[victim.project] = reclaimed.get(victim.project, 0) + len(victim.gpu_uuids)
+        chosen.append(victim)
+        missing = _minus(missing, gift)
+    if _any(missing):
+        return []
+    for victim in reversed(list(chosen)):
+        without = _minus(missing, given[victim.id], -1)
+        if not _any(without):
+            chosen.remove(victim)
+            missing = without
+    return chosen
+
+
+def _room(node: NodeRoom, job: Pending, victims: list[Active], until: float) -> Room:
+    """The room of `job` on `node`: what is free first, then what is leaving, then what the victims give."""
+    gpus: list[str] = []
+    if job.gpus:
+        gpus = [gpu.uuid for gpu in node.open_gpus(job.gpu_type)] + node.leaving_gpus(job.gpu_type)
+        gpus += [uuid for victim in victims for uuid in _useful(node, job, victim)]
     cpus = node.cpus + node.soon_cpus - node.kept_cpus + sum(victim.cpus for victim in victims)
-    memory = (
-        node.memory_mib + node.soon_memory_mib - node.kept_memory_mib + sum(v.memory_mib for v in victims)
+    return Room(
+        job.id,
+        node.machine.name,
+        tuple(gpus[: job.gpus]),
+        min(node.cpus_for(job), cpus),
+        job.memory_mib,
+        until,
     )
-    return gpus >= job.gpus and cpus >= node.cpus_for(job) and memory >= job.memory_mib

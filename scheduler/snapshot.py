@@ -6,7 +6,7 @@ import json
 
 from ..spool.config import Config
 from ..spool.lifecycle import LiveAttempt
-from ..spool.model import State
+from ..spool.model import Project, State
 from ..spool.store import Store
 from .state import NEVER, Active, ClusterState, Gpu, Machine, Pending, Room
 
@@ -47,7 +47,7 @@ def take(store: Store, config: Config, live: list[LiveAttempt]) -> ClusterState:
         pending=pending,
         active=[_active(entry, config) for entry in live],
         machines=machines,
-        projects=store.projects(),
+        projects=known_projects(store, config),
         classes=config.classes,
         windows=config.windows,
         rooms=rooms,
@@ -55,6 +55,11 @@ def take(store: Store, config: Config, live: list[LiveAttempt]) -> ClusterState:
         drain_after_s=config["policy.drain_after"],
         term_to_kill_s=config["supervisor.term_to_kill"],
     )
+
+
+def known_projects(store: Store, config: Config) -> dict[str, Project]:
+    """All projects by name: those of `spool project set` and those of the configuration, which wins."""
+    return store.projects() | config.projects
 
 
 def _active(entry: LiveAttempt, config: Config) -> Active:

@@ -26,22 +26,25 @@ class ClusterVerbs(Session):
         return known[name]
 
     def set_project(self, project: Project) -> None:
-        """Make or change a project; lowering a quota stops nothing that runs. Raises BadRequest for a circle."""
-        known = self.projects() | {project.name: project}
-        seen, at = {project.name}, project.parent
-        while at:
-            if at not in known:
-                raise NoSuchProject(project=at, known=", ".join(known))
-            if at in seen:
-                raise BadRequest(
-                    what="the parent",
-                    value=project.parent,
-                    why="it would make a circle",
-                    remedy="Choose another parent.",
-                )
-            seen.add(at)
-            at = known[at].parent
+        """Make or change a project; lowering a quota stops nothing that runs.
+
+        Raises NoSuchProject for a parent that there is not, BadRequest for a circle.
+        """
         with self.write() as db:
+            parents = dict(db.execute("SELECT name, parent FROM projects")) | {project.name: project.parent}
+            seen, at = {project.name}, project.parent
+            while at:
+                if at not in parents:
+                    raise NoSuchProject(project=at, known=", ".join(parents))
+                if at in seen:
+                    raise BadRequest(
+                        what="the parent",
+                        value=project.parent,
+                        why="it would make a circle",
+                        remedy="Choose another parent.",
+                    )
+                seen.add(at)
+                at = parents[at]
             db.execute(
                 "INSERT INTO projects VALUES (?, ?, ?, ?, ?) ON CONFLICT (name) DO UPDATE SET quota = excluded.quota,"
                 " limit_gpus = excluded.limit_gpus, weight = excluded.weight, parent = excluded.parent",

@@ -61,7 +61,7 @@ def _whole(low: int, high: int) -> Callable[[Any, str], int]:
     def read(value: Any, what: str) -> int:
         try:
             number = int(value) if not isinstance(value, bool) else None
-        except (TypeError, ValueError):
+        except (TypeError, ValueError, OverflowError):
             number = None
         if number is None or not low <= number <= high or number != float(value):
             raise BadRequest(
@@ -88,6 +88,19 @@ def _seconds(low: int, high: int, bare: str = "s") -> Callable[[Any, str], int]:
 
 def _mebibytes(value: Any, what: str) -> int:
     return 0 if value in (0, "0", "") else quantities.memory(str(value), what=what)
+
+
+def _priority(value: Any, what: str) -> str:
+    """One of the names of PRIORITIES or a number from 0 to 1000, as the text that `--priority` takes."""
+    word = str(value).lower() if isinstance(value, str | int) and not isinstance(value, bool) else ""
+    if word in PRIORITIES or (word.isascii() and word.isdigit() and len(word) <= 4 and int(word) <= 1000):
+        return word
+    raise BadRequest(
+        what=what,
+        value=value,
+        why="it is no priority",
+        remedy=f"Write one of {', '.join(PRIORITIES)}, or a number from 0 to 1000.",
+    )
 
 
 def _one_of(*names: str) -> Callable[[Any, str], str]:
@@ -160,7 +173,7 @@ SETTINGS = (
     ),
     Setting("defaults", "class", _string, "ondemand", "class of a job that names none"),
     Setting("defaults", "project", _string, "default", "project of a job that names none"),
-    Setting("defaults", "priority", _string, "normal", "low, normal, high, urgent or a number"),
+    Setting("defaults", "priority", _priority, "normal", "low, normal, high, urgent or a number"),
     Setting("defaults", "walltime", _seconds(0, 315360000, "m"), 0, "0: none"),
     Setting("defaults", "grace", _seconds(0, 300), 60, "from the stop signal to the end, 0 to 300 s"),
     Setting("defaults", "min_runtime", _seconds(0, 315360000, "m"), 0, "not preempted before"),
@@ -207,6 +220,7 @@ class Config:
     classes: dict[str, JobClass] = field(default_factory=dict)
     projects: dict[str, Project] = field(default_factory=dict)
     files: list[str] = field(default_factory=list)
+    places: dict[str, str] = field(default_factory=dict)  # setting → "file:line", or its variable
 
     def __getitem__(self, name: str) -> Any:
         return self.values[name]
@@ -251,7 +265,9 @@ def user_file(env: dict[str, str] | None = None) -> str:
     return env.get("GPUSPOOL_CFG_FILE") or os.path.join(base, "gpuspool", "config.toml")
 
 
-def load(env: dict[str, str] | None = None, flags: dict[str, Any] | None = None) -> Config:
+def load(
+    env: dict[str, str] | None = None, flags: dict[str, Any] | None = None, *, system_file: str = SYSTEM_FILE
+) -> Config:
     """The configuration in force. Raises ConfigError with every fault of every file and variable."""
     env = dict(os.environ) if env is None else env
     config = Config()
@@ -260,7 +276,7 @@ def load(env: dict[str, str] | None = None, flags: dict[str, Any] | None = None)
         config.values[setting.name] = setting.default
         config.origins[setting.name] = "default"
     config.classes = dict(BUILT_IN_CLASSES)
-    for path in (SYSTEM_FILE, user_file(env)):
+    for path in (system_file, user_file(env)):
         _read_file(path, config, faults)
     known = {setting.variable: setting for setting in SETTINGS}
     for variable, value in env.items():
@@ -275,19 +291,35 @@ def load(env: dict[str, str] | None = None, flags: dict[str, Any] | None = None)
             section, _, key = name.partition(".")
             _set(config, _BY_NAME[section, key], value, "flag", "", faults)
     if config.values["defaults.class"] not in config.classes:
+        where = config.places.get("defaults.class", "")
         faults.append(
-            f"defaults.class: there is no class {config.values['defaults.class']!r}"
+            f"{where + ': ' if where else ''}defaults.class: there is no class {config.values['defaults.class']!r}"
             f"{_nearest(config.values['defaults.class'], list(config.classes))}"
         )
+    faults += _circles(config.projects)
     if faults:
         raise ConfigError(faults)
     return config
+
+
+def _circles(projects: dict[str, Project]) -> list[str]:
+    """Projects that are their own ancestors; parents that the files do not name may stand in the database."""
+    faults = []
+    for name in projects:
+        seen, at = [name], projects[name].parent
+        while at in projects and at not in seen:
+            seen.append(at)
+            at = projects[at].parent
+        if at == name:
+            faults.append(f"projects.{name}: its parents make a circle: {' → '.join([*seen, name])}")
+    return faults
 
 
 def _set(config: Config, setting: Setting, value: Any, origin: str, prefix: str, faults: list[str]) -> None:
     try:
         config.values[setting.name] = setting.read(value, setting.name)
         config.origins[setting.name] = origin
+        config.places[setting.name] = prefix.removesuffix(": ")
     except BadRequest as error:
         faults.append(f"{prefix}{error}")
 
@@ -396,18 +428,19 @@ class _Reader:
 
     def job_class(self, name: str, entry: dict[str, Any]) -> None:
         head = f"classes.{name}"
-        base = self.config.classes.get(str(entry.get("like", name)))
+        like = str(entry.get("like", name))
+        base = self.config.classes.get(like)
         if base is None:
-            choices = ", ".join(self.config.classes)
-            self.fault(head, "like", f"a class of your own needs like = one of {choices}")
+            choices = list(self.config.classes)
+            if "like" in entry:
+                self.fault(head, "like", f"there is no class {like!r}{_nearest(like, choices)}")
+            else:
+                self.fault(head, "", f"a class of your own needs like = one of {', '.join(choices)}")
             return
         window = entry.get("window", base.window)
-        if window and window not in self.config.windows:
-            self.fault(
-                head,
-                "window",
-                f"there is no window {window!r}{_nearest(str(window), list(self.config.windows))}",
-            )
+        if not isinstance(window, str) or (window and window not in self.config.windows):
+            near = _nearest(str(window), list(self.config.windows))
+            self.fault(head, "window", f"there is no window {window!r}{near}")
             return
         try:
             self.config.classes[name] = JobClass(

@@ -10,15 +10,6 @@ import json
 import os
 from typing import Any
 
-_counter = 0
-
-
-def _temp_name(path: str) -> str:
-    global _counter
-    _counter += 1
-    folder, name = os.path.split(path)
-    return os.path.join(folder, f".{name}.{os.getpid()}.{_counter}.tmp")
-
 
 def fsync_folder(folder: str) -> None:
     """Make the names in `folder` durable. Raises OSError."""
@@ -29,13 +20,27 @@ def fsync_folder(folder: str) -> None:
         os.close(fd)
 
 
+def _make_temp(path: str, mode: int) -> tuple[str, int]:
+    """A new file beside `path`, open for writing.
+
+    Its name is nobody else's: a pid alone is shared with other hosts and with the dead, and a temp file that was left
+    behind right after link() *is* the claim under its second name.
+    """
+    folder, name = os.path.split(path)
+    temp = os.path.join(folder, f".{name}.{os.getpid()}.{os.urandom(6).hex()}.tmp")
+    return temp, os.open(temp, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW, mode)
+
+
+def _write_all(fd: int, data: bytes) -> None:
+    view = memoryview(data)
+    while view:
+        view = view[os.write(fd, view) :]
+
+
 def _write_temp(path: str, data: bytes, mode: int) -> str:
-    temp = _temp_name(path)
-    fd = os.open(temp, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW, mode)
+    temp, fd = _make_temp(path, mode)
     try:
-        view = memoryview(data)
-        while view:
-            view = view[os.write(fd, view) :]
+        _write_all(fd, data)
         os.fsync(fd)
     except BaseException:
         os.close(fd)
@@ -73,12 +78,9 @@ def write_passing(path: str, data: bytes, *, mode: int = 0o600) -> None:
 
     For what a loss of power makes void anyway (a local attempt of another boot is lost). Raises OSError.
     """
-    temp = _temp_name(path)
-    fd = os.open(temp, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW, mode)
+    temp, fd = _make_temp(path, mode)
     try:
-        view = memoryview(data)
-        while view:
-            view = view[os.write(fd, view) :]
+        _write_all(fd, data)
         os.rename(temp, path)
     except BaseException:
         _unlink(temp)
@@ -130,7 +132,7 @@ def _claim_exclusively(path: str, data: bytes) -> bool:
     except FileExistsError:
         return False
     try:
-        os.write(fd, data)
+        _write_all(fd, data)
         os.fsync(fd)
     finally:
         os.close(fd)
@@ -147,5 +149,18 @@ _NO_LINKS = _no_links()
 
 
 def make_private(path: str) -> None:
-    """Make the folder `path` and its missing parents, 0700. Raises OSError."""
-    os.makedirs(path, mode=0o700, exist_ok=True)
+    """Make the folder `path` and its missing parents, all of them 0700. Raises OSError.
+
+    A folder that is there already keeps its mode.
+    """
+    try:
+        os.mkdir(path, 0o700)
+    except FileNotFoundError:
+        parent = os.path.dirname(path.rstrip("/"))
+        if parent == path:
+            raise
+        make_private(parent)
+        make_private(path)
+    except OSError:  # there already, or in a folder that is only mounted: not every file system says EEXIST
+        if not os.path.isdir(path):
+            raise

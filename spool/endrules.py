@@ -120,7 +120,13 @@ def _first_row(job: JobFacts, end: EndFacts, now: float, jitter: float) -> Next:
     if end.done_marker and end.exit_code == 0:
         return _replace(base, state=State.SUCCEEDED, end_reason="done", text="finished (exit 0, marked done)")
     if end.revoked:
-        return _replace(base, end_reason="revoked", text="given up before it ran", counted=job.counted - 1)
+        return _replace(
+            base,
+            end_reason="revoked",
+            text="given up before it ran",
+            counted=max(0, job.counted - 1),
+            launch_failures=job.launch_failures,
+        )
     if end.stop == Stop.CANCEL:
         return _replace(base, state=State.CANCELLED, end_reason="cancelled", text=f"cancelled ({how})")
     if end.stop == Stop.USER_STOP:
@@ -176,7 +182,7 @@ def _first_row(job: JobFacts, end: EndFacts, now: float, jitter: float) -> Next:
             base,
             end_reason="launch_failed",
             text="could not be started",
-            counted=job.counted - 1,
+            counted=max(0, job.counted - 1),
             launch_failures=failed,
             not_before=now + _delay(failed - 1, jitter),
         )

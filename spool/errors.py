@@ -44,6 +44,10 @@ class StoreUnavailable(GpuspoolError):
     """The spool at {path} cannot be used: {why}. {remedy}"""
 
 
+class StoreGone(StoreUnavailable):
+    """The database {path} was removed or replaced while it was in use; nothing was written. A program that still works on the old one must look again: repeat the command, or start the daemon again."""
+
+
 class NewerDatabase(StoreUnavailable):
     """The database {path} has schema {found}, this program knows up to {known}: it was written by a newer gpuspool. Upgrade gpuspool here, or set GPUSPOOL_CFG_STATE_DIR to another folder."""
 

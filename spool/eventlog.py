@@ -6,7 +6,9 @@ before its data) and files that come late.
 
 from __future__ import annotations
 
+import errno
 import json
+import math
 import os
 from typing import Any
 
@@ -39,32 +41,47 @@ class Batch:
 
 
 class EventWriter:
-    """Appends to an event file; a new writer goes on where the last whole line ends."""
+    """Appends to an event file; a new writer goes on where the last whole line ends.
+
+    Whoever gets an OSError from `write` may repeat that event or go on with another one: each that was written
+    without an error is read exactly once.
+    """
 
     def __init__(self, path: str) -> None:
         self.path = path
-        tail = read(path, 0, 1)
-        while tail.lines:
-            last = tail
-            tail = read(path, last.offset, last.next_number)
+        before, tail = 0, read(path, 0, 1)
+        while tail.offset > before:
+            before, tail = tail.offset, read(path, tail.offset, tail.next_number)
         self.next_number = tail.next_number
+        self._unsynced = b""  # the last line, when it went to the file and fsync failed
         self._fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
         self._fresh_line = os.fstat(self._fd).st_size <= tail.offset
 
     def write(self, kind: str, at: float, **data: Any) -> int:
-        """Append one event; its number. Raises OSError (a full disk, say), and then nothing was counted."""
-        record = {"v": FORMAT, "n": self.next_number, "at": round(at, 3), "kind": kind, **data}
-        text = json.dumps(record, separators=(",", ":")).encode() + b"\n"
-        if not self._fresh_line:
-            # A torn line stands at the end: close it, so that it costs itself and not this event.
-            text = b"\n" + text
-        written = os.write(self._fd, text)
-        self._fresh_line = written == len(text)
-        if not self._fresh_line:
-            raise OSError(28, f"only {written} of {len(text)} bytes went to {self.path}")
+        """Append one event; its number. Raises OSError (a full disk, say), and then it was not counted."""
+        text = self._line(kind, at, data)
+        if text != self._unsynced:
+            if self._unsynced:  # not this event again: the one before has its number in the file
+                self.next_number += 1
+                self._unsynced = b""
+                text = self._line(kind, at, data)
+            # A torn line at the end is closed with what makes it no JSON, even if only its newline was missing: it
+            # was not counted, and must not be taken for the event that gets its number now.
+            whole = text if self._fresh_line else b"!\n" + text
+            written = os.write(self._fd, whole)
+            self._fresh_line = written == len(whole)
+            if not self._fresh_line:
+                why = f"only {written} of {len(whole)} bytes went to {self.path}"
+                raise OSError(errno.ENOSPC, why)
+            self._unsynced = text
         os.fsync(self._fd)
+        self._unsynced = b""
         self.next_number += 1
         return self.next_number - 1
+
+    def _line(self, kind: str, at: float, data: dict[str, Any]) -> bytes:
+        record = {"v": FORMAT, "n": self.next_number, "at": round(at, 3), "kind": kind, **data}
+        return json.dumps(record, separators=(",", ":")).encode() + b"\n"
 
     def close(self) -> None:
         """Close the file; the event file itself stays."""
@@ -125,6 +142,10 @@ def _parse(raw: bytes) -> Line | None:
         return None
     number, at, kind = value.pop("n", None), value.pop("at", None), value.pop("kind", None)
     value.pop("v", None)
-    if type(number) is not int or not isinstance(at, int | float) or not isinstance(kind, str):
+    if type(number) is not int or type(at) not in (int, float) or not isinstance(kind, str):
         return None
-    return Line(number, float(at), kind, value)
+    try:
+        at = float(at)
+    except OverflowError:
+        return None
+    return Line(number, at, kind, value) if math.isfinite(at) else None

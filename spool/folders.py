@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import stat
 
 from .config import Config
@@ -74,21 +75,31 @@ def resolve(config: Config, env: dict[str, str] | None = None) -> Folders:
     """
     env = dict(os.environ) if env is None else env
     home = env.get("HOME") or os.path.expanduser("~")
-    state = config["spool.state_dir"] or os.path.join(
-        env.get("XDG_STATE_HOME") or os.path.join(home, ".local", "state"), "gpuspool"
-    )
+    base = env.get("XDG_STATE_HOME", "")
+    if not os.path.isabs(base):  # the XDG specification: a relative path is to be ignored
+        base = os.path.join(home, ".local", "state")
+    state = config["spool.state_dir"] or os.path.join(base, "gpuspool")
     _private(state, "GPUSPOOL_CFG_STATE_DIR")
-    run = config["spool.run_dir"] or _default_run(env) or state
+    run = config["spool.run_dir"] or _default_run(env, config["spool.state_dir"]) or state
     if run != state:
         _private(run, "GPUSPOOL_CFG_RUN_DIR")
     return Folders(state, run, runtime_folder(state, env))
 
 
-def _default_run(env: dict[str, str]) -> str:
+def _default_run(env: dict[str, str], state: str) -> str:
+    """The run folder on scratch; '' where there is no scratch.
+
+    A spool with a state folder of its own has a run folder of its own: two spools count their jobs from 1 each.
+    """
     for name in ("SCRATCH", "WORK"):
         base = env.get(name, "")
         if os.path.isabs(base) and os.path.isdir(base) and os.access(base, os.W_OK | os.X_OK):
-            return os.path.join(base, "gpuspool")
+            if not state:
+                return os.path.join(base, "gpuspool")
+            import hashlib  # 2 ms of a cold start
+
+            name = hashlib.sha256(os.fsencode(os.path.realpath(state))).hexdigest()[:8]
+            return os.path.join(base, f"gpuspool-{name}")
     return ""
 
 
@@ -100,6 +111,12 @@ def runtime_base(env: dict[str, str] | None = None) -> str:
         path = os.path.join(base, "gpuspool")
     else:
         path = os.path.join(env.get("TMPDIR") or "/tmp", f"gpuspool-{os.getuid()}")
+        if os.path.islink(path):  # anybody can make one there
+            raise UnsafeFolder(
+                path=path,
+                why="it is a link",
+                remedy="Remove it, or set XDG_RUNTIME_DIR to a folder of your own.",
+            )
     _private(path, "XDG_RUNTIME_DIR")
     return path
 
@@ -113,6 +130,14 @@ def runtime_folder(state: str, env: dict[str, str] | None = None) -> str:
 
 
 def _private(path: str, setting: str) -> None:
+    try:
+        path.encode()
+    except UnicodeEncodeError:
+        raise StoreUnavailable(
+            path=path,
+            why="its name is no UTF-8 text, which the database cannot hold",
+            remedy=f"Set {setting} to another folder.",
+        ) from None
     try:
         make_private(path)
         info = os.stat(path)
@@ -141,17 +166,18 @@ def file_system(path: str) -> str:
             mounts = file.read().splitlines()
     except OSError:
         return ""
-    return _file_system_of(os.path.realpath(path), mounts)
+    return file_system_in(os.path.realpath(path), mounts)
 
 
-def _file_system_of(path: str, mounts: list[str], depth: int = 0) -> str:
+def file_system_in(path: str, mounts: list[str], depth: int = 0) -> str:
+    """`file_system` of the absolute `path` by the lines of /proc/self/mountinfo (proc(5))."""
     best, kind, options = "", "", ""
     for line in mounts:
         left, _, right = line.partition(" - ")
         fields = left.split()
         if len(fields) < 5 or not right:
             continue
-        point = fields[4].encode().decode("unicode_escape") if "\\" in fields[4] else fields[4]
+        point = _unescaped(fields[4])
         inside = path == point or path.startswith(point.rstrip("/") + "/")
         if inside and len(point) >= len(best):
             best = point
@@ -160,8 +186,13 @@ def _file_system_of(path: str, mounts: list[str], depth: int = 0) -> str:
     if kind == "overlay" and depth < 4:
         for option in options.split(","):
             if option.startswith("upperdir="):
-                return _file_system_of(option[9:], mounts, depth + 1)
+                return file_system_in(_unescaped(option[9:]), mounts, depth + 1)
     return kind
+
+
+def _unescaped(text: str) -> str:
+    """A path of mountinfo: blanks, tabs, newlines and backslashes stand there as octal numbers."""
+    return re.sub(r"\\([0-7]{3})", lambda match: chr(int(match[1], 8)), text) if "\\" in text else text
 
 
 def wal_works(path: str) -> bool:

@@ -7,7 +7,10 @@ from typing import Any, Protocol
 
 from .lifecycle import Claim, Ending, LiveAttempt, Room, StreamUpdate
 from .model import Job, Stop, Submission
-from .queue import JobView, Outcome
+from .queue import JobView, Outcomes
+
+#: Spelt outside of the class, in which `list` is a verb.
+LiveAttempts = list[LiveAttempt]
 
 
 class Spool(Protocol):
@@ -32,33 +35,31 @@ class Spool(Protocol):
     def show(self, job: int) -> JobView:
         """All of one job."""
 
-    def cancel(
-        self, jobs: tuple[int, ...], now: float, actor: str, *, at_once: bool = False
-    ) -> list[Outcome]:
+    def cancel(self, jobs: tuple[int, ...], now: float, actor: str, *, at_once: bool = False) -> Outcomes:
         """Cancel jobs."""
 
-    def stop(self, jobs: tuple[int, ...], now: float, actor: str) -> list[Outcome]:
+    def stop(self, jobs: tuple[int, ...], now: float, actor: str) -> Outcomes:
         """Stop jobs until they are resumed."""
 
-    def preempt(self, jobs: tuple[int, ...], now: float, actor: str) -> list[Outcome]:
+    def preempt(self, jobs: tuple[int, ...], now: float, actor: str) -> Outcomes:
         """Preempt jobs."""
 
-    def hold(self, jobs: tuple[int, ...], now: float, actor: str) -> list[Outcome]:
+    def hold(self, jobs: tuple[int, ...], now: float, actor: str) -> Outcomes:
         """Keep jobs from starting."""
 
-    def release(self, jobs: tuple[int, ...], now: float, actor: str) -> list[Outcome]:
+    def release(self, jobs: tuple[int, ...], now: float, actor: str) -> Outcomes:
         """Let held jobs go."""
 
-    def resume(self, jobs: tuple[int, ...], now: float, actor: str) -> list[Outcome]:
+    def resume(self, jobs: tuple[int, ...], now: float, actor: str) -> Outcomes:
         """Let stopped jobs go on."""
 
-    def requeue(self, jobs: tuple[int, ...], now: float, actor: str) -> list[Outcome]:
+    def requeue(self, jobs: tuple[int, ...], now: float, actor: str) -> Outcomes:
         """Run jobs again."""
 
-    def live(self) -> list[LiveAttempt]:
+    def live(self) -> LiveAttempts:
         """Attempts that have not ended."""
 
-    def claim(self, claims: Iterable[Claim], now: float, launcher: str, folder_of: Any) -> list[LiveAttempt]:
+    def claim(self, claims: Iterable[Claim], now: float, launcher: str, folder_of: Any) -> LiveAttempts:
         """Record starts, compare-and-set."""
 
     def note_handles(self, handles: Iterable[tuple[int, int, str]]) -> None:

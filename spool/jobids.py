@@ -6,14 +6,14 @@ import re
 from collections.abc import Iterable
 
 from .errors import BadRequest, NoSuchJob
-from .session import Session
+from .queue import QueueVerbs
 
 _NUMBER = re.compile(r"[sS]?([0-9]+)(?:_([0-9]+)|-[sS]?([0-9]+))?")
 #: SQLite's largest integer; a longer number names no job.
 _LARGEST = 2**63 - 1
 
 
-def job_numbers(store: Session, words: Iterable[str], *, user: str = "") -> tuple[int, ...]:
+def job_numbers(store: QueueVerbs, words: Iterable[str], *, user: str = "") -> tuple[int, ...]:
     """The jobs that `words` name, each once, in that order; `last` is the newest of `user` ('': of anybody).
 
     A range gives the jobs that there are in it. Raises BadRequest for what is no job's name, NoSuchJob for a single
@@ -23,7 +23,7 @@ def job_numbers(store: Session, words: Iterable[str], *, user: str = "") -> tupl
     for word in ",".join(words).split(","):
         word = word.strip()
         if word.lower() == "last":
-            found.append(_newest(store, user))
+            found.append(store.last_job(user))
             continue
         match = _NUMBER.fullmatch(word)
         if not match:
@@ -52,11 +52,3 @@ def job_numbers(store: Session, words: Iterable[str], *, user: str = "") -> tupl
             raise NoSuchJob(job=word)
         found += [row[0] for row in rows]
     return tuple(dict.fromkeys(found))
-
-
-def _newest(store: Session, user: str) -> int:
-    where, values = ("WHERE user = ?", (user,)) if user else ("", ())
-    rows = store.rows(f"SELECT max(id) FROM jobs {where}", values)
-    if rows[0][0] is None:
-        raise NoSuchJob(job="'last'")
-    return int(rows[0][0])

@@ -3,16 +3,26 @@
 from __future__ import annotations
 
 import json
+import math
+import sqlite3
 from collections.abc import Iterable
 from typing import Any
 
 from .endrules import EndFacts, Next
 from .errors import IllegalTransition
 from .eventlog import Line
-from .model import FINAL, Attempt, Job, State, Stop
+from .model import FINAL, LIVE, Attempt, Job, State, Stop
 from .queue import ask_to_stop
-from .session import ADD_EVENT, ATTEMPT_COLUMNS, JOB_COLUMNS, LIVE_STATES, Session, move
+from .session import ADD_EVENT, ATTEMPT_COLUMNS, JOB_COLUMNS, Session, move, shift, storable
 from .values import dataclass, field
+
+_JOB_FIELDS = len(JOB_COLUMNS.split(","))
+_LIVE = (
+    f"SELECT {', '.join(f'j.{name.strip()}' for name in JOB_COLUMNS.split(','))},"
+    f" {', '.join(f'a.{name.strip()}' for name in ATTEMPT_COLUMNS.split(','))}"
+    " FROM attempts a JOIN jobs j ON j.id = a.job_id AND j.attempt = a.number"
+    " WHERE a.ended_at IS NULL ORDER BY a.job_id"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,20 +99,13 @@ class LifecycleVerbs(Session):
 
     def live(self) -> list[LiveAttempt]:
         """All attempts that have not ended, with how far their event files were read."""
-        jobs = {
-            row[0]: Job(*row)
-            for row in self.rows(f"SELECT {JOB_COLUMNS} FROM jobs WHERE state IN {LIVE_STATES}")
-        }
-        if not jobs:
-            return []
         found: dict[tuple[int, int], LiveAttempt] = {}
-        for row in self.rows(
-            f"SELECT {ATTEMPT_COLUMNS} FROM attempts WHERE ended_at IS NULL ORDER BY job_id"
-        ):
-            attempt = Attempt(*row)
-            job = jobs.get(attempt.job_id)
-            if job is not None and job.attempt == attempt.number:
+        for row in self.rows(_LIVE):  # one statement: a job and its attempt as they were at one moment
+            job, attempt = Job(*row[:_JOB_FIELDS]), Attempt(*row[_JOB_FIELDS:])
+            if job.state in LIVE:
                 found[job.id, attempt.number] = LiveAttempt(job, attempt)
+        if not found:
+            return []
         streams = self.rows(
             "SELECT s.job_id, s.attempt, s.incarnation, s.rank, s.offset, s.next_number FROM streams s"
             " JOIN attempts a ON a.job_id = s.job_id AND a.number = s.attempt WHERE a.ended_at IS NULL"
@@ -115,22 +118,39 @@ class LifecycleVerbs(Session):
     def claim(self, claims: Iterable[Claim], now: float, launcher: str, folder_of: Any) -> list[LiveAttempt]:
         """Record attempts as `initializing`, compare-and-set on state and version; those that were still as seen.
 
-        The claim adds one to the failures: an end that gives it back does so when it is settled, an end that nobody
+        A GPU that an attempt holds is given to no other, whoever planned it. The claim adds one to the failures: an end that gives it back does so when it is settled, an end that nobody
         saw keeps it, so a hard crash never grinds for ever. `folder_of(job, number)` names an attempt's folder.
         """
         won: list[tuple[int, int]] = []
         with self.write() as db:
+            held = _held_gpus(db)
             for claim in claims:
-                changed = db.execute(
-                    "UPDATE jobs SET state = 'initializing', state_since = ?, attempt = attempt + 1,"
-                    " counted = counted + 1, failures = failures + 1, reason = '', reason_text = '',"
-                    " version = version + 1, wish = '' WHERE id = ? AND state = 'queued' AND version = ? AND hold = ''"
-                    " RETURNING attempt",
-                    (now, claim.job, claim.version),
+                row = db.execute(
+                    "SELECT attempt, counted, failures FROM jobs"
+                    " WHERE id = ? AND state = 'queued' AND version = ? AND hold = ''",
+                    (claim.job, claim.version),
                 ).fetchone()
-                if changed is None:
+                if row is None or not held.isdisjoint(claim.gpu_uuids):
                     continue
-                number = changed[0]
+                held.update(claim.gpu_uuids)
+                number = row[0] + 1
+                place = {"node": claim.node, "gpus": claim.gpu_uuids, "cpus": claim.cpus}
+                move(
+                    db,
+                    claim.job,
+                    State.INITIALIZING,
+                    now=now,
+                    actor="scheduler",
+                    kind="claimed",
+                    text=claim.node,
+                    data=json.dumps(place),
+                    attempt=number,
+                    counted=row[1] + 1,
+                    failures=row[2] + 1,
+                    reason="",
+                    reason_text="",
+                    wish="",
+                )
                 db.execute(
                     f"INSERT INTO attempts ({ATTEMPT_COLUMNS}) VALUES (?, ?, 0, ?, ?, ?, ?, ?, ?, ?, ?, ?, '', ?, NULL, ?, ?, ?,"
                     " '', NULL, NULL, 0, 0, NULL, NULL, '', NULL, NULL, '', '', '', NULL, '', 0, 0)",
@@ -152,23 +172,6 @@ class LifecycleVerbs(Session):
                         claim.ends_by,
                     ),
                 )
-                db.execute("DELETE FROM reservations WHERE job_id = ?", (claim.job,))
-                place = {"node": claim.node, "gpus": claim.gpu_uuids, "cpus": claim.cpus}
-                db.execute(
-                    ADD_EVENT,
-                    (
-                        claim.job,
-                        number,
-                        0,
-                        0,
-                        None,
-                        now,
-                        "scheduler",
-                        "claimed",
-                        claim.node,
-                        json.dumps(place),
-                    ),
-                )
                 won.append((claim.job, number))
         wanted = set(won)
         return (
@@ -186,16 +189,25 @@ class LifecycleVerbs(Session):
     def record(self, updates: Iterable[StreamUpdate]) -> None:
         """Take in what supervisors wrote: events, their effects and the read position, in one transaction.
 
-        Unique by (attempt, incarnation, rank, number): reading a line twice changes nothing.
+        Unique by (attempt, incarnation, rank, number): a line that was taken in already changes nothing, and one
+        beyond a gap is left for a later read.
         """
         with self.write() as db:
             for update in updates:
                 key = (update.job, update.attempt, update.incarnation, update.rank)
-                for line in update.lines:
-                    text = str(line.data.get("text", ""))
-                    row = (*key, line.number, line.at, "supervisor", line.kind, text, json.dumps(line.data))
+                row = db.execute(
+                    "SELECT next_number FROM streams WHERE job_id = ? AND attempt = ? AND incarnation = ? AND rank = ?",
+                    key,
+                ).fetchone()
+                wanted = row[0] if row else 1
+                lines = [line for line in update.lines if line.number >= wanted]
+                if update.next_number < wanted or (lines and lines[0].number > wanted):
+                    continue
+                for line in lines:
                     if line.kind != "heartbeat":
-                        db.execute(ADD_EVENT, row)
+                        text, data = storable(str(line.data.get("text", ""))), json.dumps(line.data)
+                        event = (*key, line.number, line.at, "supervisor", storable(line.kind), text, data)
+                        db.execute(ADD_EVENT, event)
                     self._effect(update, line)
                 db.execute(
                     "INSERT INTO streams VALUES (?, ?, ?, ?, ?, ?) ON CONFLICT (job_id, attempt, incarnation, rank)"
@@ -206,66 +218,75 @@ class LifecycleVerbs(Session):
     def _effect(self, update: StreamUpdate, line: Line) -> None:
         db, key, data = self.db, (update.job, update.attempt), line.data
         if line.kind == "started":
+            supervisor, resume = _text(data.get("supervisor")), _text(data.get("resume_from"))
             db.execute(
                 "UPDATE attempts SET started_at = coalesce(started_at, ?), handle = ?, resume_from = ?"
                 " WHERE job_id = ? AND number = ?",
-                (line.at, str(data.get("supervisor", "")), str(data.get("resume_from", "")), *key),
+                (line.at, supervisor, resume, *key),
             )
-            state = db.execute("SELECT state, attempt FROM jobs WHERE id = ?", (update.job,)).fetchone()
-            if state == (State.INITIALIZING, update.attempt):
-                db.execute(
-                    "UPDATE jobs SET state = 'running', state_since = ?, started_at = coalesce(started_at, ?),"
-                    " version = version + 1 WHERE id = ?",
-                    (line.at, line.at, update.job),
-                )
+            row = db.execute(
+                "SELECT j.state, j.started_at, a.stop_kind FROM jobs j JOIN attempts a"
+                " ON a.job_id = j.id AND a.number = j.attempt WHERE j.id = ? AND a.number = ? AND a.ended_at IS NULL",
+                key,
+            ).fetchone()
+            if row is not None and row[0] == State.INITIALIZING:
+                first = line.at if row[1] is None else row[1]
+                shift(db, update.job, State.RUNNING, now=line.at, started_at=first)
+                if row[2]:  # asked to stop while nobody could hear it yet
+                    shift(db, update.job, State.STOPPING, now=line.at)
         elif line.kind == "checkpoint":
-            step = data.get("step")
+            path, step = _text(data.get("path")), _integer(data.get("step"))
             db.execute(
                 "UPDATE attempts SET checkpoint = ?, checkpoint_step = ? WHERE job_id = ? AND number = ?",
-                (str(data.get("path", "")), step, *key),
+                (path, step, *key),
             )
             db.execute(
                 "UPDATE jobs SET checkpoint = ?, checkpoint_step = ?, checkpoint_at = ? WHERE id = ? AND attempt = ?",
-                (str(data.get("path", "")), step, line.at, *key),
+                (path, step, line.at, *key),
             )
         elif line.kind == "signalled":
             db.execute("UPDATE attempts SET stop_delivered = 1 WHERE job_id = ? AND number = ?", key)
         elif line.kind == "stopping":
             # The supervisor's own deadline (walltime, window end): the job is stopping without our asking.
+            stop = str(data.get("stop", ""))
             db.execute(
                 "UPDATE attempts SET stop_kind = ?, stop_at = coalesce(stop_at, ?), stop_written = 1"
                 " WHERE job_id = ? AND number = ? AND stop_kind = ''",
-                (str(data.get("stop", "")), line.at, *key),
+                (stop if stop in list(Stop) else str(Stop.PREEMPT), line.at, *key),
             )
-            db.execute(
-                "UPDATE jobs SET state = 'stopping', state_since = ?, version = version + 1"
-                " WHERE id = ? AND attempt = ? AND state = 'running'",
-                (line.at, *key),
-            )
+            row = db.execute("SELECT state, attempt FROM jobs WHERE id = ?", (update.job,)).fetchone()
+            if row == (State.RUNNING, update.attempt):
+                shift(db, update.job, State.STOPPING, now=line.at)
 
     def settle(self, endings: Iterable[Ending], now: float) -> None:
-        """Apply the ends of attempts: the attempt's row, the job's next state, usage, all in one transaction."""
+        """Apply the ends of attempts: the attempt's row, the job's next state, usage, all in one transaction.
+
+        Passed over is what was settled already, and a job of which the user has just asked something else: that was
+        decided without knowing it, and the next pass decides anew.
+        """
         with self.write() as db:
             for ending in endings:
                 job, attempt, after = ending.job, ending.attempt, ending.next
-                fresh = db.execute(
-                    "SELECT state, attempt, progress_step, wish FROM jobs WHERE id = ?", (job.id,)
-                ).fetchone()
-                if fresh is None or fresh[0] in FINAL or fresh[1] != attempt.number or fresh[3] != job.wish:
-                    continue  # settled already, or the user has just asked for something: look again next pass
+                fresh = db.execute("SELECT state, attempt, wish FROM jobs WHERE id = ?", (job.id,)).fetchone()
+                if fresh is None or fresh[0] not in LIVE or fresh[1:] != (attempt.number, job.wish):
+                    continue
+                at = ending.ended_at if math.isfinite(ending.ended_at) else now
+                at = max(at, attempt.created_at)  # the supervisor's clock may be another one
+                checkpoint, step = storable(ending.checkpoint), _integer(ending.checkpoint_step)
+                code, number = _integer(ending.facts.exit_code), _integer(ending.facts.signal)
                 changed = db.execute(
                     "UPDATE attempts SET ended_at = ?, end_reason = ?, exit_code = ?, signal = ?, cause = ?,"
                     " cause_text = ?, checkpoint = ?, checkpoint_step = ?, cpu_seconds = ?, max_rss_mib = ?"
                     " WHERE job_id = ? AND number = ? AND ended_at IS NULL",
                     (
-                        ending.ended_at,
+                        at,
                         after.end_reason,
-                        ending.facts.exit_code,
-                        ending.facts.signal,
-                        ending.facts.cause,
-                        ending.cause_text,
-                        ending.checkpoint,
-                        ending.checkpoint_step,
+                        code,
+                        number,
+                        storable(ending.facts.cause),
+                        storable(ending.cause_text),
+                        checkpoint,
+                        step,
                         ending.cpu_seconds,
                         ending.max_rss_mib,
                         job.id,
@@ -276,11 +297,10 @@ class LifecycleVerbs(Session):
                     continue
                 if fresh[0] == State.INITIALIZING and after.state is State.SUCCEEDED:
                     # So short that nothing was read of it while it ran: running and final in one transaction.
-                    db.execute("UPDATE jobs SET state = 'running' WHERE id = ?", (job.id,))
+                    first = attempt.created_at if job.started_at is None else job.started_at
+                    shift(db, job.id, State.RUNNING, now=attempt.created_at, started_at=first)
                 final = after.state in FINAL
-                step = max(
-                    (s for s in (job.progress_step, ending.checkpoint_step) if s is not None), default=None
-                )
+                steps = [s for s in (job.progress_step, step) if s is not None]
                 changes: dict[str, Any] = {
                     "failures": after.failures,
                     "delays": after.delays,
@@ -291,52 +311,44 @@ class LifecycleVerbs(Session):
                     "hold": after.hold,
                     "wish": "",
                     "not_before": after.not_before,
-                    "reason": ""
-                    if final
-                    else "Held"
-                    if after.hold
-                    else "BackOff"
-                    if after.not_before > now
-                    else "None",
+                    "reason": _reason(after, now),
                     "reason_text": "",
-                    "exit_code": ending.facts.exit_code,
-                    "signal": ending.facts.signal,
+                    "exit_code": code,
+                    "signal": number,
                     "end_reason": after.end_reason,
-                    "end_text": after.text,
-                    "ended_at": ending.ended_at if final else None,
+                    "end_text": storable(after.text),
+                    "ended_at": at if final else None,
                     "gpu_seconds": job.gpu_seconds + ending.gpu_seconds,
-                    "progress_step": step,
-                    "progress_identity": ending.checkpoint_identity or job.progress_identity,
+                    "progress_step": max(steps, default=None),
+                    "progress_identity": storable(ending.checkpoint_identity) or job.progress_identity,
                 }
-                if ending.checkpoint:
-                    changes |= {"checkpoint": ending.checkpoint, "checkpoint_step": ending.checkpoint_step}
+                if checkpoint:
+                    changes |= {"checkpoint": checkpoint, "checkpoint_step": step}
                 data = {
-                    "exit_code": ending.facts.exit_code,
-                    "signal": ending.facts.signal,
+                    "exit_code": code,
+                    "signal": number,
                     "charged": after.charged,
                     "progress": ending.facts.progress,
-                    "checkpoint": ending.checkpoint,
-                    "checkpoint_step": ending.checkpoint_step,
+                    "checkpoint": checkpoint,
+                    "checkpoint_step": step,
                 }
                 move(
                     db,
                     job.id,
                     after.state,
-                    now=ending.ended_at,
+                    now=at,
                     actor="scheduler",
                     kind="ended",
                     text=after.text,
                     data=json.dumps(data),
                     **changes,
                 )
-                if final:
-                    db.execute("DELETE FROM reservations WHERE job_id = ?", (job.id,))
                 db.execute(
                     "INSERT INTO usage VALUES (date(?, 'unixepoch'), ?, ?, ?, 1, ?, ?)"
                     " ON CONFLICT (day, user, project, job_class) DO UPDATE SET attempts = attempts + 1,"
                     " gpu_seconds = gpu_seconds + excluded.gpu_seconds, cpu_seconds = cpu_seconds + excluded.cpu_seconds",
                     (
-                        ending.ended_at,
+                        at,
                         job.user,
                         job.project,
                         job.job_class,
@@ -354,14 +366,19 @@ class LifecycleVerbs(Session):
     ) -> None:
         """Mark victims `stopping` and keep their room for its beneficiary, in one transaction.
 
-        A victim that changed since it was looked at is passed over.
+        A victim that changed since it was looked at is passed over. Room is kept only for a job that still waits for
+        it; when there was some to make and nobody waits any more, nothing is preempted.
         """
+        rooms = list(rooms)
         with self.write() as db:
+            waiting = [room for room in rooms if _waits(db, room.job)]
             for job, kind, text in victims:
+                if kind is Stop.PREEMPT and rooms and not waiting:
+                    continue
                 row = db.execute("SELECT version FROM jobs WHERE id = ?", (job.id,)).fetchone()
                 if row and row[0] == job.version:
                     ask_to_stop(db, job, kind, now, actor, None, text)
-            for room in rooms:
+            for room in waiting:
                 db.execute(
                     "INSERT OR REPLACE INTO reservations VALUES (?, ?, ?, ?, ?, ?, ?)",
                     (
@@ -400,7 +417,7 @@ class LifecycleVerbs(Session):
         with self.write() as db:
             db.executemany(
                 "UPDATE jobs SET reason = ?, reason_text = ? WHERE id = ? AND state = 'queued'",
-                [(code, text, job) for job, (code, text) in reasons.items()],
+                [(code, storable(text), job) for job, (code, text) in reasons.items()],
             )
 
     def drop_reservations(self, jobs: Iterable[int]) -> None:
@@ -415,12 +432,10 @@ class LifecycleVerbs(Session):
                 row = db.execute("SELECT version, state FROM jobs WHERE id = ?", (job,)).fetchone()
                 if row != (version, State.QUEUED):
                     return False
-                changes = {
+                changes: dict[str, Any] = {
                     "ended_at": now,
                     "end_reason": reason,
-                    "end_text": text,
-                    "reason": "",
-                    "reason_text": "",
+                    "end_text": storable(text),
                 }
                 move(
                     db,
@@ -436,3 +451,29 @@ class LifecycleVerbs(Session):
         except IllegalTransition:
             return False
         return True
+
+
+def _held_gpus(db: sqlite3.Connection) -> set[str]:
+    rows = db.execute("SELECT gpu_uuids FROM attempts WHERE ended_at IS NULL AND gpus > 0")
+    return {uuid for (uuids,) in rows for uuid in json.loads(uuids)}
+
+
+def _waits(db: sqlite3.Connection, job: int) -> bool:
+    row = db.execute("SELECT state, hold FROM jobs WHERE id = ?", (job,)).fetchone()
+    return bool(row == (State.QUEUED, ""))
+
+
+def _reason(after: Next, now: float) -> str:
+    if after.state in FINAL:
+        return ""
+    return "Held" if after.hold else "BackOff" if after.not_before > now else "None"
+
+
+def _text(value: Any) -> str:
+    """A text from a supervisor's record; '' for what is none."""
+    return storable(value) if isinstance(value, str) else ""
+
+
+def _integer(value: Any) -> int | None:
+    """A whole number from a supervisor's record; None for what is none, or too large for a row."""
+    return value if type(value) is int and -(2**63) <= value < 2**63 else None

@@ -68,7 +68,7 @@ CREATE TABLE jobs (
     launch_failures INTEGER NOT NULL,
     version INTEGER NOT NULL
 );
-CREATE INDEX jobs_live ON jobs (state, id) WHERE state IN ('queued', 'initializing', 'running', 'stopping');
+CREATE INDEX jobs_state ON jobs (state);
 CREATE INDEX jobs_array ON jobs (array_id, array_index) WHERE array_id IS NOT NULL;
 CREATE TABLE attempts (
     job_id INTEGER NOT NULL REFERENCES jobs (id),
@@ -205,7 +205,10 @@ def migrate(connection: sqlite3.Connection, path: str) -> int:
     for number in range(found + 1, VERSION + 1):
         connection.execute("BEGIN IMMEDIATE")
         try:
-            if found_version(connection) < number:  # nobody was quicker
+            now = found_version(connection)
+            if now > VERSION:  # a newer program was quicker
+                raise NewerDatabase(path=path, found=now, known=VERSION)
+            if now < number:  # nobody was quicker
                 for statement in STEPS[number - 1].split(";\n"):
                     if statement.strip():
                         connection.execute(statement)

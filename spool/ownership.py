@@ -8,10 +8,11 @@ content and by the reader's own clock, never by comparing two clocks.
 
 from __future__ import annotations
 
+import time
 from dataclasses import asdict
 from typing import Any
 
-from .durable import read_json
+from .durable import read_json, write_json
 from .processes import ProcessName, boot_id, host_name
 from .values import dataclass
 
@@ -39,9 +40,14 @@ class Owner:
         """Whether it is this boot of this host, whose processes may all write."""
         return self.host == host_name() and self.boot_id == boot_id()
 
+    def same_host(self) -> bool:
+        """Whether it is this host, of this boot or of one that has ended."""
+        return self.host == host_name()
+
     def describe(self) -> str:
         """For messages."""
-        return f"process {self.pid} on {self.host} (epoch {self.epoch})"
+        what = "the daemon" if self.role == "daemon" else "process"
+        return f"{what} {self.pid} on {self.host} (epoch {self.epoch})"
 
     def record(self) -> dict[str, Any]:
         """As written to owner.json."""
@@ -63,8 +69,24 @@ def read_owner(path: str) -> Owner | None:
             str(value["role"]),
             int(value.get("beat", 0)),
         )
-    except (KeyError, TypeError, ValueError):
+    except (KeyError, TypeError, ValueError, OverflowError):
         return None
+
+
+def silent_for(owner: Owner, memo: str) -> float:
+    """For how many seconds the record of an owner on another host has not changed, as far as this host knows.
+
+    What was seen, and when, is kept in the file `memo` of this host and boot; the first look gives 0. Raises OSError
+    when the memo cannot be written.
+    """
+    now = time.clock_gettime(time.CLOCK_BOOTTIME)
+    seen = read_json(memo)
+    if isinstance(seen, dict) and seen.get("boot") == boot_id() and seen.get("owner") == owner.record():
+        since = seen.get("since")
+        if isinstance(since, int | float) and 0 <= since <= now:
+            return now - since
+    write_json(memo, {"boot": boot_id(), "owner": owner.record(), "since": now})
+    return 0.0
 
 
 def this_process(epoch: int, role: str, beat: int = 0) -> Owner:

@@ -58,7 +58,7 @@ class ProcessName:
         try:
             host, boot, pid, start = json.loads(text)
             return cls(str(host), str(boot), int(pid), int(start))
-        except (ValueError, TypeError):
+        except (ValueError, TypeError, OverflowError):
             return None
 
     def text(self) -> str:
@@ -72,3 +72,13 @@ class ProcessName:
     def alive(self) -> bool:
         """Whether it certainly runs on this machine now: same boot, same pid, same start time."""
         return self.here() and self.start != 0 and start_time(self.pid) == self.start
+
+
+def user_name() -> str:
+    """Who this process is, for the record: the login name, the number where there is none."""
+    import pwd
+
+    try:
+        return pwd.getpwuid(os.getuid()).pw_name
+    except KeyError:
+        return str(os.getuid())

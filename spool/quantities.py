@@ -22,7 +22,9 @@ def duration(text: str, *, what: str, bare: str = "m", zero: bool = False) -> in
     """
     value = text.strip()
     seconds: float | None = None
-    if value.isascii() and value.isdigit():
+    if len(value) > 64:
+        pass  # int() refuses thousands of digits with an error of its own
+    elif value.isascii() and value.isdigit():
         seconds = int(value) * _UNITS[bare]
     elif _SUFFIXED.fullmatch(value):
         seconds = sum(float(number) * _UNITS[unit[0].lower()] for number, unit in _PART.findall(value))
@@ -63,15 +65,15 @@ def show_duration(seconds: float) -> str:
     return "".join(parts[:2])
 
 
-_MEMORY = re.compile(r"(\d+(?:\.\d+)?)\s*([KMGTP]?)(?:i?B)?", re.IGNORECASE)
+_MEMORY = re.compile(r"(\d{1,18}(?:\.\d{1,18})?)\s*(?:([KMGTP])(?:i?B)?)?", re.IGNORECASE)
 _MEMORY_UNITS = {"K": 1 / 1024, "": 1, "M": 1, "G": 1024, "T": 1024**2, "P": 1024**3}
 
 
 def memory(text: str, *, what: str) -> int:
     """`text` in MiB, rounded up; a bare number is MiB as in Slurm. Raises BadRequest."""
     match = _MEMORY.fullmatch(text.strip())
-    size = float(match[1]) * _MEMORY_UNITS[match[2].upper()] if match else 0.0
-    if not match or size <= 0:
+    size = float(match[1]) * _MEMORY_UNITS[(match[2] or "").upper()] if match else 0.0
+    if not 0 < size < 2**50:
         raise BadRequest(
             what=what,
             value=text,
@@ -96,13 +98,14 @@ def moment(text: str, *, what: str, now: float) -> float:
         rest = value[4:]
         rest = re.sub(r"(seconds?|minutes?|hours?|days?|weeks?)$", lambda m: m[0][0], rest)
         return now + duration(rest, what=what, bare="s", zero=True)
-    fixed = {"midnight": dt.time(0), "noon": dt.time(12), "teatime": dt.time(16), "today": here.time()}
+    if value == "today":
+        return now
     if value == "tomorrow":
         return (here + dt.timedelta(days=1)).timestamp()
-    clock = fixed.get(value)
-    if clock is None and re.fullmatch(r"\d{1,2}:\d{2}(:\d{2})?", value):
+    clock = {"midnight": dt.time(0), "noon": dt.time(12), "teatime": dt.time(16)}.get(value)
+    if match := re.fullmatch(r"(\d{1,2}):(\d{2})(?::(\d{2}))?", value):
         try:
-            clock = dt.time(*(int(part) for part in value.split(":")))
+            clock = dt.time(int(match[1]), int(match[2]), int(match[3] or 0))
         except ValueError:
             clock = None
     if clock is not None:
@@ -112,7 +115,7 @@ def moment(text: str, *, what: str, now: float) -> float:
         return then.timestamp()
     try:
         return dt.datetime.fromisoformat(text.strip()).timestamp()
-    except (ValueError, OverflowError):
+    except (ValueError, OverflowError, OSError):
         raise BadRequest(
             what=what,
             value=text,

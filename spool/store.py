@@ -16,18 +16,30 @@ class Store(QueueVerbs, LifecycleVerbs, ClusterVerbs):
     """Jobs, attempts, events, projects, nodes, GPUs, reservations and usage of one spool."""
 
     def backup(self, target: str) -> None:
-        """A consistent copy of the database at `target` (which must not exist), by SQLite's backup API, 0600."""
-        if os.path.exists(target):
-            raise StoreUnavailable(path=target, why="it exists already", remedy="Choose another name.")
-        os.close(os.open(target, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
+        """A consistent copy of the database at `target` (which must not exist), by SQLite's backup API, 0600.
+
+        Raises StoreUnavailable when it cannot be made; what was begun is removed then.
+        """
+        self.rows("SELECT 1")
+        try:
+            os.close(os.open(target, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
+        except FileExistsError:
+            raise StoreUnavailable(
+                path=target, why="it exists already", remedy="Choose another name."
+            ) from None
+        except OSError as error:
+            why = f"it cannot be made: {error.strerror}"
+            raise StoreUnavailable(path=target, why=why, remedy="Choose another folder.") from None
         copy = sqlite3.connect(target)
         try:
             self.db.backup(copy)
-        except sqlite3.Error as error:
+            copy.close()
+        except BaseException as error:
             copy.close()
             os.unlink(target)
+            if not isinstance(error, sqlite3.Error):
+                raise
             raise StoreUnavailable(path=target, why=str(error), remedy="Free some space there.") from None
-        copy.close()
 
 
 def open_store(folders: Folders, *, role: str = "command") -> Store:

@@ -83,7 +83,7 @@ def _dataclass(cls: type | None = None, /, *, frozen: bool = False, slots: bool 
             cls, init=False, repr=False, eq=False, match_args=False, slots=slots
         )
         plain.__init__ = _first_init(plain)
-        shared = {
+        shared: dict[str, Any] = {
             "__eq__": _eq,
             "__hash__": _hash if frozen else None,
             "__repr__": _repr,

@@ -33,8 +33,10 @@ def wait_for(
     while True:
         seen = store.rows("PRAGMA data_version")[0][0]
         if seen != version:
-            version, pause = seen, _FIRST_PAUSE_S
+            version, began = seen, time.monotonic()
             found = store.list(jobs=jobs)
+            # Many jobs in a busy spool: never spend more than a twentieth of a core on looking.
+            pause = max(_FIRST_PAUSE_S, 20 * (time.monotonic() - began))
             if look is not None:
                 look(found)
             if all(job.state in FINAL for job in found):
@@ -45,7 +47,7 @@ def wait_for(
         if idle is not None:
             idle()
         time.sleep(pause if left is None else min(pause, left))
-        pause = min(pause * 1.5, _LONGEST_PAUSE_S)
+        pause = min(pause * 1.5, max(pause, _LONGEST_PAUSE_S))
 
 
 def exit_code(job: Job) -> int:

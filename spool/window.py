@@ -1,8 +1,9 @@
 """Weekly windows in local time: when an off-peak class may run.
 
 A window is a set of continuous instants. A span that crosses midnight belongs to the day on which it begins, so a
-holiday adds or removes the window that *begins* on it; on the night on which the clock goes back the window is an
-hour longer, on the other one an hour shorter.
+holiday adds to the window that *begins* on it; on the night on which the clock goes back the window is an hour
+longer, on the other one an hour shorter. A wall time that comes twice means its first coming, one that the clock
+skips means the moment of the jump.
 """
 
 from __future__ import annotations
@@ -17,6 +18,9 @@ DAYS = ("mon", "tue", "wed", "thu", "fri", "sat", "sun")
 _SPAN = re.compile(
     r"(daily|[a-z]{3}(?:-[a-z]{3})?(?:,[a-z]{3}(?:-[a-z]{3})?)*)\s+(\d{1,2}):(\d{2})-(\d{1,2}):(\d{2})"
 )
+#: Windows of a week, and one more for what crosses midnight; looked at further ahead only where they never close.
+_AHEAD_DAYS = 9
+_FURTHEST_DAYS = 366
 _REMEDY = "Write spans such as 'mon-fri 20:00-07:00', 'sat,sun 00:00-24:00' or 'daily 22:00-06:00'."
 
 
@@ -39,27 +43,34 @@ class Window:
     holidays: frozenset[dt.date] = frozenset()
 
     def closes_after(self, now: float) -> float | None:
-        """When the window that is open at `now` closes (UTC seconds); None when it is closed at `now`."""
-        for start, end in self._intervals(now):
-            if start <= now < end:
-                return end
-        return None
+        """When the window that is open at `now` closes (UTC seconds); None when it is closed at `now`.
+
+        A window without a gap in the next year closes, as far as this goes, at the end of that year.
+        """
+        ahead = _AHEAD_DAYS
+        while True:
+            intervals = self._intervals(now, ahead)
+            found = next((end for start, end in intervals if start <= now < end), None)
+            # What is open until the horizon may be open beyond it: a week round the clock, a run of holidays.
+            if found is None or found < now + (ahead - 2) * 86400 or ahead >= _FURTHEST_DAYS:
+                return found
+            ahead = min(4 * ahead, _FURTHEST_DAYS)
 
     def opens_after(self, now: float) -> float | None:
         """When it opens next after `now`, or `now` when it is open; None when it never does."""
-        for start, end in self._intervals(now):
+        for start, end in self._intervals(now, _AHEAD_DAYS):
             if now < end:
                 return max(start, now)
         return None
 
-    def _intervals(self, now: float) -> list[tuple[float, float]]:
-        """The open intervals from two days before `now` to nine days after it, merged and in order."""
+    def _intervals(self, now: float, ahead: int) -> list[tuple[float, float]]:
+        """The open intervals from two days before `now` to `ahead` days after it, merged and in order."""
         from zoneinfo import ZoneInfo
 
         zone = ZoneInfo(self.zone)
         today = dt.datetime.fromtimestamp(now, zone).date()
         found: list[tuple[float, float]] = []
-        for offset in range(-2, 10):
+        for offset in range(-2, ahead + 1):
             day = today + dt.timedelta(days=offset)
             if day in self.holidays:
                 found.append((_instant(day, 0, zone), _instant(day, 24 * 60, zone)))
@@ -76,10 +87,23 @@ class Window:
 
 
 def _instant(day: dt.date, minutes: int, zone: dt.tzinfo) -> float:
-    """Local wall time as UTC seconds; a time that the clock skips counts from before the jump."""
+    """The first instant (UTC seconds) at which the clock shows `minutes` after `day`'s midnight, or later."""
     days, rest = divmod(minutes, 24 * 60)
     local = dt.datetime.combine(day + dt.timedelta(days=days), dt.time(rest // 60, rest % 60), tzinfo=zone)
-    return local.timestamp()
+    late, early = local.timestamp(), local.replace(fold=1).timestamp()
+    if late <= early:  # an ordinary time, or one that comes twice
+        return late
+    # The clock skips it: by the offset before the jump it lies after the jump, by the one after it before. In between
+    # the jump is found by halving, to the second.
+    before = dt.datetime.fromtimestamp(early, zone).utcoffset()
+    low, high = int(early), int(late)
+    while high - low > 1:
+        middle = (low + high) // 2
+        if dt.datetime.fromtimestamp(middle, zone).utcoffset() == before:
+            low = middle
+        else:
+            high = middle
+    return float(high)
 
 
 def parse_window(name: str, zone: str, spans: list[str], holidays: list[str] | None = None) -> Window:

@@ -17,7 +17,7 @@ import pytest
 
 SUPPORT = Path(__file__).parent / "support"
 sys.path.insert(0, str(SUPPORT))
-pytest_plugins = ["fake_nvml"]
+pytest_plugins = ["fake_nvml", "hungfs"]
 
 AMBIENT = ("GPUSPOOL_", "SLURM_", "SBATCH_", "CUDA_", "TORCHELASTIC_", "FAKE_NVML")
 #: A folder name with all that people put into names.
@@ -176,3 +176,22 @@ def box(tmp_path: Path) -> Iterator[Box]:
 def eventually() -> Callable[..., Any]:
     """`until`, for tests that wait for a real process."""
     return until
+
+
+def pytest_terminal_summary(terminalreporter: Any) -> None:
+    """Say loudly what was left out."""
+    left_out = terminalreporter.stats.get("skipped", [])
+    deselected = terminalreporter.stats.get("deselected", [])
+    if left_out or deselected:
+        terminalreporter.section("LEFT OUT", sep="!", red=True)
+        for report in left_out:
+            terminalreporter.line(f"skipped: {report.nodeid}: {report.longrepr[2] if report.longrepr else ''}")
+        if deselected:
+            terminalreporter.line(f"deselected: {len(deselected)} tests")
+
+
+def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
+    """Where the run has to be complete, a skipped test is a failed run."""
+    reporter = session.config.pluginmanager.get_plugin("terminalreporter")
+    if os.environ.get("SPOOL_TESTS_COMPLETE") and reporter and reporter.stats.get("skipped") and exitstatus == 0:
+        session.exitstatus = 1
