@@ -87,6 +87,7 @@ def render(
         "STEP",
         "WHERE / WHY",
     ]
+    name_width = 24 if columns is None or columns >= 100 else 16
     one_user = len({job.user for job in jobs}) == 1
     one_project = len({job.project for job in jobs}) == 1
     rows = []
@@ -95,7 +96,7 @@ def render(
         rows.append(
             [
                 str(job.id),
-                shorten(safe(job.name), 24),
+                shorten(safe(job.name), name_width),
                 "" if one_user else safe(job.user),
                 "" if one_project else safe(job.project),
                 safe(job.job_class),

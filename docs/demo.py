@@ -45,13 +45,22 @@ def story(root: Path, began: float) -> int:
     """The story itself."""
     say("A tiny model with random weights and some text to fine-tune it on")
     run([sys.executable, "-m", "gpuspool.trainer.tiny", str(root / "tiny"), "--rows", "256"])
-    train = ["-m", "gpuspool.trainer", "--model", str(root / "tiny/model"), "--data", str(root / "tiny/data.jsonl")]
+    train = [
+        "-m",
+        "gpuspool.trainer",
+        "--model",
+        str(root / "tiny/model"),
+        "--data",
+        str(root / "tiny/data.jsonl"),
+    ]
     train += ["--max-steps", str(STEPS), "--batch-size", "2", "--save-steps", "20", "--logging-steps", "1"]
     torchrun = ["--torchrun", "-m", "--nproc", "2", "-c", "2"]
 
     say("Job 1 is the uninterrupted run; job 2, the same training as a preemptible job, has to wait for it")
     reference = submit("-J", "reference", *torchrun, "--", *train[1:])
-    tuning = submit("-J", "finetune", "--class", "spot", *torchrun, "--", *train[1:], "--step-delay-s", "0.1", "{resume}")
+    tuning = submit(
+        "-J", "finetune", "--class", "spot", *torchrun, "--", *train[1:], "--step-delay-s", "0.1", "{resume}"
+    )
     watch = Watch()
     watch.until(lambda: job(reference)["state"] == "running")
     spool("why", str(tuning))
@@ -80,14 +89,26 @@ def verdict(reference: int, tuning: int, trained: int, began: float) -> int:
     differing = sum(one.get(step) != other.get(step) for step in one.keys() | other.keys())
     weights = [digest(reference), digest(tuning)]
     say("Figures")
-    print(f"attempts of job {tuning}:             {len(found['attempts'])} ({', '.join(a['end_reason'] for a in found['attempts'])})")
+    print(
+        f"attempts of job {tuning}:             {len(found['attempts'])} ({', '.join(a['end_reason'] for a in found['attempts'])})"
+    )
     print(f"steps trained before the stop:  {trained}")
     print(f"resumed from step:              {resumed}")
     print(f"steps lost:                     {trained - resumed if resumed is not None else trained}")
-    print(f"loss curve, {len(one)} steps:          {'identical, bit for bit' if not differing else f'{differing} steps differ'}")
-    print(f"final weights:                  {'identical (sha256 ' + weights[0][:16] + '…)' if weights[0] == weights[1] else 'differ'}")
+    print(
+        f"loss curve, {len(one)} steps:          {'identical, bit for bit' if not differing else f'{differing} steps differ'}"
+    )
+    print(
+        f"final weights:                  {'identical (sha256 ' + weights[0][:16] + '…)' if weights[0] == weights[1] else 'differ'}"
+    )
     print(f"time, all in all:               {time.monotonic() - began:.0f} s")
-    fine = len(starts) > 1 and resumed is not None and not differing and weights[0] == weights[1] and len(one) == STEPS
+    fine = (
+        len(starts) > 1
+        and resumed is not None
+        and not differing
+        and weights[0] == weights[1]
+        and len(one) == STEPS
+    )
     print("\nIt went on as if nothing had happened." if fine else "\nTHIS IS NOT AS IT SHOULD BE.")
     return 0 if fine else 1
 
@@ -103,7 +124,12 @@ class Watch:
         give_up = time.monotonic() + seconds
         while True:
             jobs = json.loads(run([SPOOL, "queue", "--all", "--json"]))["jobs"]
-            state = json.dumps([(entry["state"], entry["attempt"], entry["checkpoint_step"], entry["reason"]) for entry in jobs])
+            state = json.dumps(
+                [
+                    (entry["state"], entry["attempt"], entry["checkpoint_step"], entry["reason"])
+                    for entry in jobs
+                ]
+            )
             if state != self.seen:
                 self.seen = state
                 spool("queue", "--all", echo="")
@@ -154,7 +180,9 @@ def final(number: int) -> bool:
     """Whether it has ended."""
     found = job(number)
     if found["state"] in ("failed", "cancelled"):
-        raise SystemExit(f"job {number} {found['state']}: {found['end_text']}\n{run([SPOOL, 'logs', str(number)])}")
+        raise SystemExit(
+            f"job {number} {found['state']}: {found['end_text']}\n{run([SPOOL, 'logs', str(number)])}"
+        )
     return bool(found["state"] == "succeeded")
 
 

@@ -251,7 +251,7 @@ class Crew:
                         rank.pending.append(number)
                     if not self.ranks:
                         self.early.append(number)
-                    elif not alive:
+                    elif not alive and number not in ONLY_IF_CAUGHT:
                         self.dismissed.set()
 
     def prepare(self) -> None:
@@ -458,8 +458,9 @@ def count_ranks(torch: Any, wanted: str) -> int:
 def meeting(torch: Any, options: argparse.Namespace) -> Any:
     """The rendezvous: who has which place is settled, so it only opens the store and says where it is.
 
-    torch's own c10d backend forgets a node that was suspended for 15 s, and since 2.6 lets a restarted group
-    read the old one's addresses in the shared store; so each start on one node has a store of its own here.
+    Each start on one node has a store of its own: with torch's backends a group that is started again may read
+    the addresses of the one before it. The port is the kernel's choice and bound all the time, and there are no
+    heartbeats that could time out.
     """
     rendezvous = torch.distributed.elastic.rendezvous
     # torch's own switch, for programs that host a store at MASTER_PORT themselves.
@@ -533,7 +534,7 @@ def elastic_agent(torch: Any, options: argparse.Namespace, crew: Crew, spec: Any
 
         def _start_workers(self, worker_group: Any) -> Any:
             if crew.ranks and crew.stopping:
-                raise StoppedInstead  # a stop came while a failed group was being ended
+                raise StoppedInstead  # 75, or a stop that came while a failed group was being ended
             crew.prepare()
             pids = super()._start_workers(worker_group)
             crew.start([Rank(n, worker_group.workers[n].global_rank, pids[n]) for n in sorted(pids)])
@@ -552,9 +553,7 @@ def elastic_agent(torch: Any, options: argparse.Namespace, crew: Crew, spec: Any
             if failure is not None and failure is not self.noted:
                 self.noted = failure
                 self._note(failure)
-            if crew.stopping:
-                self._remaining_restarts = 0
-            elif failure is not None:
+            if failure is not None and not crew.stopping:
                 crew.ending = True
             if crew.alive():
                 if crew.failed_node is not None and not crew.stopping and not crew.ending:

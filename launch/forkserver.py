@@ -17,13 +17,18 @@ from .wire import ChildWatch, Wire, pair, wait
 
 
 class ForkServer:
-    """The daemon's side."""
+    """The scheduler's side: a daemon spawns one, clean and lasting; a cold tick forks one off before it opens the store."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, fork: bool = False) -> None:
         mine, theirs = pair()
-        os.set_inheritable(theirs, True)
-        argv = [sys.executable, "-E", "-P", "-m", "gpuspool.launch.forkserver", str(theirs)]
-        self.pid = os.posix_spawn(sys.executable, argv, supervisor_environment())
+        if fork:
+            self.pid = os.fork()
+            if self.pid == 0:
+                _become_server(theirs)
+        else:
+            os.set_inheritable(theirs, True)
+            argv = [sys.executable, "-E", "-P", "-m", "gpuspool.launch.forkserver", str(theirs)]
+            self.pid = os.posix_spawn(sys.executable, argv, supervisor_environment())
         os.close(theirs)
         self.wire = Wire(mine)
 
@@ -86,22 +91,37 @@ def spawn_cold(folder: str) -> None:
 
 def main() -> None:
     """Serve the daemon at the other end of descriptor argv[1] until it is gone."""
+    serve(int(sys.argv[1]), lasting=True)
+
+
+def _become_server(fd: int) -> None:
+    """In a forked child of a cold tick: keep nothing of it but `fd` (its locks are not ours), and serve."""
+    try:
+        os.dup2(fd, 3)
+        os.closerange(4, 65536)
+        serve(3, lasting=False)
+    finally:
+        os._exit(0)
+
+
+def serve(fd: int, *, lasting: bool) -> None:
+    """Fork supervisors as asked through `fd` until the other end is gone."""
     reset_signals()
     set_title("spool-forksrv")
-    wire = Wire(int(sys.argv[1]))
+    wire = Wire(fd)
     os.set_inheritable(wire.fd, False)
     watch = ChildWatch()
     os.setsid()
     os.chdir("/")
-    warm = False
+    # The libraries that a long job samples with: imported once, shared by all forks, and not before first use.
+    warm = not lasting
     while not wire.closed:
-        # The libraries that a long job samples with: imported once, shared by all forks, and not before first use.
         wait([wire.fd, watch.fd], 3600.0 if warm else 0.5)
         watch.clear()
         _reap()
         messages = wire.receive()
         for message in messages:
-            _fork(wire, watch, message)
+            _fork(wire, message)
         if not messages and not warm:
             warm = True
             _warm_up()
@@ -115,7 +135,7 @@ def _warm_up() -> None:
     gc.freeze()
 
 
-def _fork(wire: Wire, watch: ChildWatch, message: dict[str, Any]) -> None:
+def _fork(wire: Wire, message: dict[str, Any]) -> None:
     folder = str(message.get("folder", ""))
     try:
         pid = os.fork()

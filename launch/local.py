@@ -238,7 +238,7 @@ class LocalBackend:
 
 def tick_command() -> list[str]:
     """What a supervisor runs when it ends and no daemon serves: a cold tick, by full interpreter path."""
-    return [sys.executable, "-E", "-P", "-m", "gpuspool.cli.main", "tick", "--quiet"]
+    return [sys.executable, "-E", "-P", "-m", "gpuspool.scheduler.daemon", "--once"]
 
 
 def _uuids(text: str) -> list[str]:

@@ -16,7 +16,7 @@ from ..spool.eventlog import EventWriter, read
 from ..spool.processes import ProcessName, start_time
 from .command import expand
 from .guard import Ended, Guard, boottime
-from .guardian import hold, hold_guard_lock, run_guardian
+from .guardian import hold, hold_guard_lock, is_held, run_guardian
 from .inspection import Inspection
 from .plan import AttemptPlan, StopRequest, read_control
 from .processes import Process, become_subreaper, children, descendants, look, reset_signals, set_title
@@ -491,7 +491,10 @@ def wake(plan: AttemptPlan, *, run: bool) -> None:
         fd = os.open(os.path.join(plan.runtime, "wake"), os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError:
         if run and plan.wake:
-            _run_detached(plan.wake)
+            # Whoever is in a pass takes another one for us; only when nobody is, a tick is worth its start.
+            leave_word(plan.runtime)
+            if not is_held(os.path.join(plan.runtime, "tick.lock")):
+                _run_detached(plan.wake)
         return
     try:
         # "s": something started or is stopping, which frees no room; the daemon may take its time.
@@ -500,6 +503,19 @@ def wake(plan: AttemptPlan, *, run: bool) -> None:
         pass  # full: it is awake
     finally:
         os.close(fd)
+
+
+def tick_again(runtime: str) -> str:
+    """The file by which somebody asks whoever is in a pass to take another one."""
+    return os.path.join(runtime, "tick.again")
+
+
+def leave_word(runtime: str) -> None:
+    """Ask whoever is in a pass to take another one."""
+    try:
+        os.close(os.open(tick_again(runtime), os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600))
+    except OSError:
+        pass  # without room for an empty file nothing can be scheduled either; the next tick sees all
 
 
 def _run_detached(argv: list[str]) -> None:

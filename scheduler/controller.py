@@ -273,7 +273,9 @@ class Controller:
             attempt = entry.attempt
             if not attempt.stop_kind or attempt.stop_written or attempt.node != self.backend.node:
                 continue
-            unclaimed = entry.job.state == State.INITIALIZING and self.backend.sight(entry).word == "unclaimed"
+            unclaimed = (
+                entry.job.state == State.INITIALIZING and self.backend.sight(entry).word == "unclaimed"
+            )
             if unclaimed and self.backend.revoke(attempt.folder, attempt.token):
                 report.wake(now)
                 continue

@@ -14,8 +14,10 @@ import sys
 import time
 from collections.abc import Callable
 
+from ..launch.forkserver import ForkServer
 from ..launch.local import LocalBackend
 from ..launch.processes import reset_signals, set_title
+from ..launch.recorder import leave_word, tick_again
 from ..spool.config import Config
 from ..spool.errors import GpuspoolError
 from ..spool.folders import Folders
@@ -49,6 +51,7 @@ class TickLock:
 
     def __init__(self, folders: Folders) -> None:
         self.fd = os.open(folders.tick_lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+        self.again = tick_again(folders.runtime)
 
     def take(self, *, wait: bool) -> bool:
         """Take it; without `wait` False when somebody else is in a pass."""
@@ -62,23 +65,56 @@ class TickLock:
         """Let the next one in."""
         fcntl.flock(self.fd, fcntl.LOCK_UN)
 
+    def close(self) -> None:
+        """Release it for good."""
+        os.close(self.fd)
+
+    def wanted_again(self) -> bool:
+        """Whether somebody found the lock taken and left word; the word is taken away."""
+        try:
+            os.unlink(self.again)
+            return True
+        except OSError:
+            return False
+
 
 def tick_once(folders: Folders, config: Config, clock: Callable[[], float] = time.time) -> Report | None:
-    """One cold pass; None when somebody else was in one (who sees what we would have seen, or is woken to)."""
+    """One cold pass, and another whenever somebody left word meanwhile; None when somebody else is in one.
+
+    Who finds the lock taken leaves word first and tries once more, and the holder looks for word after it has let
+    go: so no end of a job falls between two passes.
+    """
     lock = TickLock(folders)
-    if not lock.take(wait=False):
-        wake(folders)
-        return None
     try:
-        store = open_store(folders)
+        if not lock.take(wait=False):
+            leave_word(folders.runtime)
+            # A short patience: a supervisor that asks whether somebody is in a pass holds the lock for that moment.
+            give_up = time.monotonic() + 0.05
+            while not lock.take(wait=False):
+                if time.monotonic() > give_up:
+                    return None
+                time.sleep(0.005)
+        # Forked off before the store is opened: no database connection crosses a fork.
         backend = LocalBackend(folders, config)
+        backend.fork_server = ForkServer(fork=True)
+        backend.warm = True
+        report = None
         try:
-            return Controller(store, folders, config, backend, clock).tick()
+            store = open_store(folders)
+            try:
+                controller = Controller(store, folders, config, backend, clock)
+                while True:
+                    lock.wanted_again()
+                    report = controller.tick()
+                    lock.release()
+                    if not (os.path.exists(lock.again) and lock.take(wait=False)):
+                        return report
+            finally:
+                store.close()
         finally:
             backend.close()
-            store.close()
     finally:
-        lock.release()
+        lock.close()
 
 
 class Daemon:
@@ -232,7 +268,7 @@ def serve(
 
 
 def main() -> None:
-    """The on-demand daemon: `python -m gpuspool.scheduler.daemon`, its talk on standard error."""
+    """The on-demand daemon, its talk on standard error; with `--once` a supervisor's cold tick."""
     from ..spool.config import load
     from ..spool.folders import resolve
 
@@ -243,7 +279,12 @@ def main() -> None:
         os.write(2, f"{stamp} [{os.getpid()}] {text}\n".encode(errors="replace"))
 
     try:
-        serve(resolve(config), config, lasting=False, log=log)
+        folders = resolve(config)
+        if "--once" in sys.argv:
+            if not wake(folders):
+                tick_once(folders, config)
+        else:
+            serve(folders, config, lasting=False, log=log)
     except GpuspoolError as error:
         log(str(error))
         sys.exit(4)

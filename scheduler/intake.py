@@ -13,6 +13,7 @@ from ..spool.errors import BadRequest, NeverRunnable, NoSuchProject
 from ..spool.model import JobSpec, Submission
 from ..spool.processes import user_name
 from ..spool.quantities import duration, memory, moment
+from ..spool.session import storable
 from ..spool.store import Store, refuse_without_space
 from ..spool.values import dataclass, field
 from .ledger import Ledger
@@ -105,7 +106,7 @@ def build(request: Request, config: Config, now: float) -> Submission:
         max_gpu_hours=_hours(request.max_gpu_hours),
         on_timeout=_one_of(request.on_timeout, "--on-timeout", ("requeue", "fail")),
         stopped_exit_0=_one_of(request.stopped_exit_0, "--stopped-exit-0", ("requeue", "done")) or "requeue",
-        comment=request.comment,
+        comment=storable(request.comment),
     )
     if request.resume_arg is not None:
         spec.resume_arg = request.resume_arg
@@ -134,7 +135,7 @@ def build(request: Request, config: Config, now: float) -> Submission:
         name=_name(request),
         user=user_name(),
         uid=os.getuid(),
-        project=request.project or config["defaults.project"],
+        project=storable(request.project) or config["defaults.project"],
         job_class=job_class.name,
         priority=priority(request.priority or config["defaults.priority"]),
         preemptible=preemptible,
@@ -477,7 +478,7 @@ def _name(request: Request) -> str:
             why="it is longer than 255 letters",
             remedy="Shorten it.",
         )
-    return name.encode(errors="backslashreplace").decode() or "job"
+    return storable(name) or "job"
 
 
 def _umask() -> int:

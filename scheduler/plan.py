@@ -33,7 +33,8 @@ def plan(state: ClusterState, now: float) -> Plan:
     # 3. Job by job: the next project by what it deserves, in it class, priority, age.
     for job in this.in_order(eligible):
         # 4. Its kept room once that is free, or any other that is.
-        if job.id in rooms and this.use_room(job, rooms[job.id]):
+        if job.id in rooms:
+            this.use_room(job, rooms[job.id])
             continue
         # 5. Quota and limit. Only a limit can be helped: by stopping the project's own jobs.
         blocked = admit(this.ledger, job)
@@ -96,7 +97,8 @@ class _Pass:
         rooms: dict[int, Room] = {}
         for room in self.state.rooms:
             job, node = jobs.get(room.job), self.ledger.nodes.get(room.node)
-            if job is None or node is None or room.until <= self.now or not node.is_coming(room):
+            wanted = job is not None and room.until > self.now and not self._barred(job)
+            if job is None or node is None or not wanted or not node.is_coming(room):
                 self.result.released.append(room.job)
                 continue
             self.ledger.promise(job, room)
@@ -140,33 +142,28 @@ class _Pass:
 
     # -- 4, 6 --------------------------------------------------------------------------------------------
 
-    def use_room(self, job: Pending, room: Room) -> bool:
-        """Start `job` in the room kept for it or in any other, or let it wait for its room; False: it lost that."""
+    def _barred(self, job: Pending) -> bool:
+        """Whether quota or limit, lowered meanwhile, keep `job` out even when all that is stopping has ended."""
+        blocked = admit(self.ledger, job)
+        return blocked is not None and not (blocked.code == "Limit" and not over_limit(self.ledger, job))
+
+    def use_room(self, job: Pending, room: Room) -> None:
+        """Start `job` in the room kept for it or in any other; else it waits for its own."""
         node = self.ledger.nodes[room.node]
         self.ledger.withdraw(job, room)
         self.last = None
-        blocked = admit(self.ledger, job)
-        if blocked is not None and not (blocked.code == "Limit" and not over_limit(self.ledger, job)):
-            # Quota or limit were lowered meanwhile: others may have the room.
-            self.result.released.append(job.id)
-            self._room_grew()
-            return False
-        if blocked is None:
+        if admit(self.ledger, job) is None:
             if node.is_free(room):
                 self._start(job, node, room.gpu_uuids, room.cpus)
-                return True
+                return
             found = place(self.ledger, job)
             if found is not None:
                 self._start(job, *found)
-                self._room_grew()
-                return True
+                self.failed.clear()  # what was kept of its room is free
+                self.not_soon.clear()
+                return
         self.ledger.promise(job, room)
         self._wait_for_room(job, room)
-        return True
-
-    def _room_grew(self) -> None:
-        self.failed.clear()
-        self.not_soon.clear()
 
     def start_anywhere(self, job: Pending) -> bool:
         """Start `job` where it fits best; False when it fits nowhere now."""

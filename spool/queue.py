@@ -175,7 +175,7 @@ class QueueVerbs(Session):
         for column, value in (("user", user), ("project", project), ("name", name)):
             if value:
                 where.append(f"{column} = ?")
-                values.append(value)
+                values.append(storable(value))
         clause = f"WHERE {' AND '.join(where)}" if where else ""
         tail = f"LIMIT {int(limit)}" if limit else ""
         order = "DESC" if limit else "ASC"

@@ -259,9 +259,9 @@ def shift(
 
 
 def storable(text: str) -> str:
-    """`text` as SQLite can hold it: what stands for bytes that are no UTF-8 (in file names) is spelt out."""
+    """`text` as SQLite can hold it: UTF-8 whatever the locale; bytes of file names that are none are spelt out."""
     try:
-        text.encode()
+        raw = text.encode(errors="surrogateescape")
     except UnicodeEncodeError:
-        return text.encode("utf-8", "backslashreplace").decode()
-    return text
+        raw = text.encode(errors="backslashreplace")
+    return raw.decode(errors="backslashreplace")

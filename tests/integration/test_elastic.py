@@ -193,6 +193,19 @@ def test_a_failed_group_is_started_again_when_asked(launch: Launch) -> None:
     assert "exited with code 3" in err
 
 
+def test_a_group_that_is_started_again_meets_afresh(launch: Launch) -> None:
+    code, out, _ = end(launch.start("--nproc", "2", "--max-restarts", "1", "--", GLOO, "fail-first"))
+    assert code == 0
+    assert [json.loads(line)["sum"] for line in out.splitlines()] == [3.0] * 4
+
+
+def test_a_program_may_host_its_own_store(launch: Launch) -> None:
+    launch.env["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"
+    code, out, err = end(launch.start("--nproc", "2", "--", GLOO))
+    assert (code, err) == (0, "")
+    assert [json.loads(line)["sum"] for line in out.splitlines()] == [3.0, 3.0]
+
+
 def test_no_rank_outlives_a_killed_launcher(launch: Launch) -> None:
     process = launch.ranks("wait", "wait")
     pids = [launch.ready(rank)["pid"] for rank in (0, 1)]
@@ -236,12 +249,14 @@ def test_each_signal_is_handed_on_once(launch: Launch) -> None:
 
 
 def test_a_stop_sent_to_the_ranks_themselves_lets_a_slow_save_finish(launch: Launch) -> None:
-    process = launch.ranks("wait,save:3,exit:75", "wait,exit:75", "until:saved-0,exit:1")
+    """Of which the launcher knows nothing: the first 75 tells it, and what fails afterwards ends nobody."""
+    process = launch.ranks("wait,save:3,exit:75", "wait,touch:left,exit:75", "until:left,save:1,exit:1")
     for rank in (0, 1):
         os.kill(launch.ready(rank)["pid"], signal.SIGUSR2)
-    code, _, _ = end(process)
+    code, _, err = end(process)
     assert launch.saved(0)
     assert code == 75
+    assert "rank 2" in err and "ending" not in err
     assert [launch.signals(0), launch.signals(1), launch.signals(2)] == [["SIGUSR2"], ["SIGUSR2"], []]
 
 
@@ -428,6 +443,18 @@ def test_the_process_of_a_rank_is_the_users_program(launch: Launch) -> None:
     assert end(process)[0] == 0
 
 
+def test_as_many_ranks_as_there_are_cpus(launch: Launch) -> None:
+    launch.env["CUDA_VISIBLE_DEVICES"] = ""
+    on_one_cpu = (
+        "import os, sys; os.sched_setaffinity(0, [min(os.sched_getaffinity(0))]);"
+        "os.execv(sys.executable, [sys.executable, *sys.argv[1:]])"
+    )
+    plan = ("--nproc", "auto", "--local-addr", "127.0.0.2", "--", RANK, launch.folder, "connect,exit:0")
+    assert end(launch.start(*plan, python=(PYTHON, "-c", on_one_cpu))) == (0, "", "")
+    seen = launch.ready(0)["environ"]
+    assert (seen["WORLD_SIZE"], seen["MASTER_ADDR"]) == ("1", "127.0.0.2")
+
+
 def test_a_module_is_run_as_python_m_does(launch: Launch) -> None:
     package = launch.work / "mine"
     package.mkdir()
@@ -478,3 +505,10 @@ def test_a_python_without_torch_is_named(launch: Launch) -> None:
     assert code == 1
     (line,) = err.splitlines()
     assert PYTHON in line and "--python" in line and "No module named 'torch'" in line
+
+
+def test_gpus_that_are_not_there_are_missed(launch: Launch) -> None:
+    launch.env["CUDA_VISIBLE_DEVICES"] = ""
+    code, _, err = end(launch.start("--nproc", "gpu", "--", RANK, launch.folder, "exit:0"))
+    assert code == 1
+    assert "sees no GPU here" in err

@@ -102,7 +102,7 @@ def test_ondemand_says_what_is_unclaimed():
 def test_preemptible_capacity_counts_as_free_for_ondemand():
     active = [running(9, range(8), "spot", "q")]
     decided = look(cluster(machine(gpus=8), [job(1, 2, "ondemand")], active, [project("p", 2), project("q", 4)]))
-    assert preempted(decided) == {}, "one job of 8 that would bring q from 8 to 0"
+    assert preempted(decided) == {1: [9]}, "a gang is stopped as a whole, even if q then has less than its quota"
     active = [running(8, range(4), "spot", "q"), running(9, range(4, 8), "spot", "q")]
     decided = look(cluster(machine(gpus=8), [job(1, 2, "ondemand")], active, [project("p", 2), project("q", 4)]))
     assert preempted(decided) == {1: [8]}

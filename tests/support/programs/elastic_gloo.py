@@ -1,7 +1,11 @@
-"""A rank that really meets the others by torch: sums the ranks over gloo and prints what it saw, one JSON line."""
+"""A rank that really meets the others by torch: sums the ranks over gloo and prints what it saw, one JSON line.
+
+With the argument `fail-first` rank 1 then exits 3, unless its group has been started anew.
+"""
 
 import json
 import os
+import sys
 
 import torch
 import torch.distributed as dist
@@ -14,5 +18,11 @@ seen["port"] = os.environ["MASTER_PORT"]
 # One write: the ranks share one pipe.
 os.write(1, (json.dumps(seen) + "\n").encode())
 dist.barrier()
+if (
+    sys.argv[1:] == ["fail-first"]
+    and dist.get_rank() == 1
+    and os.environ["TORCHELASTIC_RESTART_COUNT"] == "0"
+):
+    os._exit(3)
 # gloo sometimes aborts a process that ends in the ordinary way.
 os._exit(0)
