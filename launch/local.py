@@ -10,10 +10,11 @@ from typing import Any
 from ..sbatch.patterns import fill
 from ..spool.config import Config
 from ..spool.durable import claim, make_private, read_json, write_json, write_passing
+from ..spool.eventlog import read
 from ..spool.folders import Folders
 from ..spool.lifecycle import LiveAttempt
 from ..spool.model import JobSpec
-from ..spool.processes import ProcessName, boot_id, host_name, start_time
+from ..spool.processes import ProcessName, boot_id, host_name
 from . import cgroup
 from .command import ELASTIC, job_argv, job_environment
 from .forkserver import ForkServer, spawn_cold
@@ -193,7 +194,7 @@ class LocalBackend:
         )
         return Sight("alive" if alive else "dead", supervisor)
 
-    def leftovers(self, live: LiveAttempt, command: tuple[int, int] | None) -> list[Process]:
+    def leftovers(self, live: LiveAttempt) -> list[Process]:
         """What is alive of an attempt without supervisor: by cgroup, descent, session, marker, and what was seen."""
         token = live.attempt.token
         found: dict[int, Process] = {}
@@ -206,11 +207,10 @@ class LocalBackend:
             for process in in_session(sight.supervisor.pid, sight.supervisor.start):
                 roots.append(process)
         roots += marked(token)
-        seen = read_json(os.path.join(self.folders.runtime, f"seen-{token}"))
-        names = [tuple(entry) for entry in seen] if isinstance(seen, list) else []
-        for pid, start in [*names, *([command] if command else [])]:
-            if start and start_time(pid) == start and (process := look(pid)):
-                roots.append(process)
+        for pid, start in [*self._seen(token), *_commands(live.attempt.folder)]:
+            known = look(pid)
+            if known is not None and known.start == start:
+                roots.append(known)
         for process in roots:
             found[process.pid] = process
             for child in descendants(process.pid):
@@ -218,6 +218,11 @@ class LocalBackend:
         for pid in ancestors(os.getpid()):
             found.pop(pid, None)
         return list(found.values())
+
+    def _seen(self, token: str) -> list[tuple[int, int]]:
+        """Pid and start time of what a recorder saw as the attempt's; [] for a note that is missing or damaged."""
+        value = read_json(os.path.join(self.folders.runtime, f"seen-{token}"))
+        return [pair for entry in value if (pair := _name(entry))] if isinstance(value, list) else []
 
     def signal(self, processes: list[Process], number: int) -> None:
         """Send `number` to each of `processes` that is still the one that was looked at."""
@@ -234,6 +239,20 @@ class LocalBackend:
                 pass
         if parent := self._cgroup_parent():
             cgroup.remove(os.path.join(parent, f"gpuspool-{token}"))
+
+
+def _name(value: Any) -> tuple[int, int] | None:
+    """Pid and start time as a process was noted; None for anything else."""
+    fine = (
+        isinstance(value, list) and len(value) == 2 and all(type(part) is int and part > 0 for part in value)
+    )
+    return (value[0], value[1]) if fine else None
+
+
+def _commands(folder: str) -> list[tuple[int, int]]:
+    """Pid and start time of the command, by the event that noted its start."""
+    lines = read(os.path.join(folder, "events-0-0.jsonl"), 0, 1).lines
+    return [pair for line in lines if line.kind == "started" and (pair := _name(line.data.get("command")))]
 
 
 def tick_command() -> list[str]:

@@ -248,7 +248,7 @@ class Recorder:
         if not gone:
             return
         self._listen()  # its last words
-        if self.ended is not None:
+        if self.has_ended():
             return
         if not self.guardian_is_child:
             # Our parent is gone and its orphans went past us: nobody can see the exit code any more. The tick finds
@@ -279,6 +279,10 @@ class Recorder:
             if self.signalled:
                 guard.delivered_stop = guard.stop
         self._events_of_guard()
+
+    def has_ended(self) -> bool:
+        """Whether the end is known; `_listen` may have learnt it."""
+        return self.ended is not None
 
     def _scans(self) -> frozenset[int]:
         busy = self.inspection is not None and self.inspection.answer is None

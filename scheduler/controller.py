@@ -225,7 +225,7 @@ class Controller:
             report.wake(now)
             return None  # it wrote its end between two looks of ours
         key = (entry.job.id, entry.attempt.number)
-        processes = self.backend.leftovers(entry, None)
+        processes = self.backend.leftovers(entry)
         if not processes:
             self.empty_looks[key] = self.empty_looks.get(key, 0) + 1
             if self.empty_looks[key] < 2:

@@ -147,12 +147,12 @@ def code(decided: Plan, number: int) -> str:
     return ("Never" if isinstance(reason, Never) else "") + reason.code
 
 
-def carried_out(state: ClusterState, decided: Plan, *, ended: bool = False) -> ClusterState:
+def carried_out(state: ClusterState, decided: Plan, now: float = NOW, *, ended: bool = False) -> ClusterState:
     """The state after `decided` was carried out; `ended`: and all that was stopping has ended and is queued again."""
     starts = {start.job.id: start for start in decided.starts}
     victims = {victim.id for entry in decided.preemptions for victim in entry.victims}
     active = [
-        dataclasses.replace(entry, stopping=True, state="stopping", ends_at=NOW + 70) if entry.id in victims else entry
+        dataclasses.replace(entry, stopping=True, state="stopping", ends_at=now + 70) if entry.id in victims else entry
         for entry in state.active
     ]
     pending = [entry for entry in state.pending if entry.id not in starts]

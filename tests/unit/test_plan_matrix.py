@@ -26,7 +26,7 @@ def decide(pending, active, projects):
     state = cluster(machine(gpus=4), [pending], [active], projects)
     decided = look(state, TEN_PM)
     if decided.preemptions:
-        after = look(carried_out(state, decided, ended=True), TEN_PM)
+        after = look(carried_out(state, decided, TEN_PM, ended=True), TEN_PM)
         assert started(after)[0] == 1 and after.starts[0].gpu_uuids == decided.preemptions[0].room.gpu_uuids
     return preempted(decided) == {1: [2]}
 

@@ -18,8 +18,8 @@ store = open_store(folders)
 
 
 class Unborn(LocalBackend):
-    def start(self, live):
-        print(live.attempt.folder, flush=True)
+    def start(self, attempts):
+        print(attempts[0].attempt.folder, flush=True)
         os._exit(0)
 
 

@@ -1,0 +1,531 @@
+"""A spool for crash points: put into the same state again and again, crashed into, recovered, and judged.
+
+A `World` lives in one folder (in memory where there is /dev/shm) of one worker process. The worker is a subreaper, so
+whatever a killed scheduler or supervisor leaves behind becomes its descendant and can be waited for; it holds the wake
+FIFO open as a daemon does, so that supervisors wake it instead of starting a tick of their own; and it forks its own
+fork server, so that a supervisor costs a fork and no start of Python.
+
+What ran is judged by the notes of the jobs' own command (`programs/crash_job.c`), never by the store alone.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import shutil
+import signal
+import sqlite3
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from gpuspool.launch import forkserver, recorder
+from gpuspool.launch.local import LocalBackend
+from gpuspool.launch.processes import become_subreaper, look
+from gpuspool.launch.wire import Wire, pair
+from gpuspool.scheduler.controller import Controller
+from gpuspool.scheduler.daemon import TickLock
+from gpuspool.scheduler.intake import Request, put
+from gpuspool.spool import config as configuration
+from gpuspool.spool.eventlog import read
+from gpuspool.spool.folders import resolve
+from gpuspool.spool.lifecycle import LiveAttempt
+from gpuspool.spool.model import FINAL, LIVE
+from gpuspool.spool.store import Store, open_store
+
+#: Recovery must reach its goal within so much real time.
+PATIENCE_S = 30.0
+#: With nothing to see for so long, only time can bring the spool on: the scheduler's clock is put forward.
+STILL_S = 0.1
+#: A template is made anew when it is older: machines are looked at again after a minute, kept rooms lapse.
+FRESH_S = 20.0
+#: How often the harness's supervisors look for a stop request (0.2 s in real life): waiting costs a point its time.
+CONTROL_EVERY_S = 0.02
+
+
+class NearForkServer(forkserver.ForkServer):
+    """The real fork server, forked from this process instead of started as a new Python."""
+
+    def __init__(self) -> None:
+        mine, theirs = pair()
+        self.pid = os.fork()
+        if self.pid == 0:
+            try:
+                os.close(mine)
+                recorder.CONTROL_EVERY_S = CONTROL_EVERY_S
+                signal.set_wakeup_fd(-1)
+                kept = forkserver.supervisor_environment()
+                os.environ.clear()
+                os.environ.update(kept)
+                sys.argv = ["forkserver", str(theirs)]
+                forkserver.main()
+            finally:
+                os._exit(0)
+        os.close(theirs)
+        self.wire = Wire(mine)
+
+
+class Unborn(LocalBackend):
+    """Stops short of starting anything: what a scheduler leaves that is killed after it made the plans."""
+
+    def start(self, attempts: list[LiveAttempt]) -> dict[str, str]:
+        """Nothing; '' means "only its claim tells"."""
+        return {live.attempt.folder: "" for live in attempts}
+
+
+class World:
+    """One spool in `base`, for one scenario; `program` is the compiled crash_job.
+
+    `one`: this spool has room for a single job at a time, and the commands watch it. `settings` are configuration by
+    the names of their variables: LOCAL_CPUS="1".
+    """
+
+    def __init__(self, base: Path, program: Path, *, one: bool = False, **settings: str) -> None:
+        self.base, self.program = base, program
+        self.box, self.template = base / "box", base / "template"
+        self.work = base / "work"
+        for folder in (self.box / "state", self.box / "tmp", self.template, self.work, base / "run"):
+            folder.mkdir(parents=True, mode=0o700)
+        if one:
+            (self.work / "one").touch()
+        self._environment(settings)
+        self.config = configuration.load()
+        self.folders = resolve(self.config)
+        os.mkfifo(self.folders.wake, 0o600)
+        self.wake = os.open(self.folders.wake, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
+        self.gates: dict[str, int] = {}
+        self.skew = 0.0
+        self.made_at = 0.0
+        self.notes: dict[str, Any] = {}
+        become_subreaper()
+        self.server: NearForkServer | None = NearForkServer()
+
+    def _environment(self, settings: dict[str, str]) -> None:
+        for name in list(os.environ):
+            if name.startswith(("GPUSPOOL_", "SLURM_", "SBATCH_", "CUDA_", "XDG_")) or name in ("SCRATCH", "WORK"):
+                del os.environ[name]
+        mine = {
+            "STATE_DIR": str(self.box / "state"),
+            "FILE": str(self.base / "config.toml"),
+            "FREE_SPACE_MIB": "1",
+            "LOCAL_CPUS": "2",
+            "LOCAL_GPUS": "0",
+            "LOCAL_CGROUP": "off",
+            "SUPERVISOR_TERM_TO_KILL": "2",
+        }
+        os.environ |= {f"GPUSPOOL_CFG_{name}": value for name, value in (mine | settings).items()}
+        os.environ |= {"HOME": str(self.base), "XDG_RUNTIME_DIR": str(self.base / "run"), "TMPDIR": str(self.box / "tmp")}
+
+    # -- jobs --------------------------------------------------------------------------------------------
+
+    def command(self, name: str, codes: str = "0", *, hold: int = 0) -> list[str]:
+        """The command line of job `name`; `hold` as in crash_job.c."""
+        if hold and name not in self.gates:
+            path = self.work / f"go-{name}"
+            os.mkfifo(path, 0o600)
+            self.gates[name] = os.open(path, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
+        return [str(self.program), str(self.work), name, str(hold), codes]
+
+    def submit(self, store: Store, name: str, codes: str = "0", *, hold: int = 0, **options: Any) -> int:
+        """Submit a job as the real command does; its number."""
+        request = Request(
+            command=self.command(name, codes, hold=hold), name=name, cwd=str(self.work), env={}, **options
+        )
+        return put(store, self.config, request, self.now())[0]
+
+    def let_go(self, *names: str) -> None:
+        """Let the held jobs `names` (all: none named) leave, now and when they run again."""
+        for name in names or self.gates:
+            os.write(self.gates[name], b"x")
+
+    def log(self) -> list[list[str]]:
+        """What the commands noted: [word, name, attempt, pid, number]."""
+        try:
+            return [line.split() for line in (self.work / "log").read_text().splitlines()]
+        except FileNotFoundError:
+            return []
+
+    def runs(self, name: str) -> int:
+        """How often the command of job `name` has run."""
+        return sum(1 for note in self.log() if note[:2] == ["start", name])
+
+    # -- the same state again ----------------------------------------------------------------------------
+
+    def make_template(self, prepare: Callable[[], None]) -> None:
+        """Run `prepare` on an empty spool, in a child of its own (so that its launcher is gone), and keep the result."""
+        self._empty()
+        pid = os.fork()
+        if pid == 0:
+            code = 70
+            try:
+                prepare()
+                code = 0
+            except BaseException:
+                import traceback
+
+                traceback.print_exc()
+            finally:
+                os._exit(code)
+        _, status = os.waitpid(pid, 0)
+        if status:
+            raise RuntimeError(f"the template could not be made: status {status:#x}")
+        self._wait_until_empty()
+        shutil.rmtree(self.template)
+        shutil.copytree(self.box, self.template, symlinks=True)
+        self.made_at = time.monotonic()
+        kept = self.work / "log"
+        self.notes["log"] = kept.read_bytes() if kept.exists() else b""
+
+    @property
+    def stale(self) -> bool:
+        """Whether the template should be made anew."""
+        return not self.made_at or time.monotonic() - self.made_at > FRESH_S
+
+    def reset(self) -> None:
+        """The state of the template again."""
+        self._empty()
+        shutil.copytree(self.template, self.box, symlinks=True, dirs_exist_ok=True)
+        if self.notes.get("log"):
+            (self.work / "log").write_bytes(self.notes["log"])
+        self.skew = 0.0
+
+    def _empty(self) -> None:
+        for folder in (self.box / "state", self.box / "tmp"):
+            for path in folder.iterdir():
+                shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
+        for name in os.listdir(self.folders.runtime):
+            if name != "wake":
+                os.unlink(os.path.join(self.folders.runtime, name))
+        for path in self.work.iterdir():
+            if not path.name.startswith(("go-", "one")):
+                path.unlink()
+        for fd in (self.wake, *self.gates.values()):
+            try:
+                os.read(fd, 65536)
+            except BlockingIOError:
+                pass
+
+    # -- the scheduler -----------------------------------------------------------------------------------
+
+    def now(self) -> float:
+        """The harness's clock: the real one, put forward while there is nothing but time to wait for."""
+        return time.time() + self.skew
+
+    def near_backend(self) -> LocalBackend:
+        """A backend that starts supervisors by this worker's fork server."""
+        backend = LocalBackend(self.folders, self.config)
+        backend.warm = True
+        if self.server is None or self.server.wire.closed:
+            self.server = NearForkServer()
+        backend.fork_server = self.server
+        return backend
+
+    def controller(self, store: Store, backend: LocalBackend | None = None) -> Controller:
+        """A fresh controller on `store`."""
+        return Controller(store, self.folders, self.config, backend or self.near_backend(), self.now)
+
+    def start(self, *folders: str) -> None:
+        """Start supervisors for attempt folders that are prepared."""
+        backend = self.near_backend()
+        assert backend.fork_server is not None
+        found = backend.fork_server.start(list(folders))
+        assert len(found) == len(folders)
+
+    def attempt_folder(self, job: int, number: int = 1) -> str:
+        """An attempt's folder."""
+        return self.folders.attempt(job, number)
+
+    def until(self, what: Callable[[], Any], seconds: float = 20.0, why: str = "") -> Any:
+        """The first true value of `what()`; looks at each wake-up and every 2 ms."""
+        give_up = time.monotonic() + seconds
+        while not (value := what()):
+            if time.monotonic() > give_up:
+                raise RuntimeError(f"did not come true within {seconds} s: {why}")
+            self._nap(0.002)
+        return value
+
+    def recover(
+        self, goal: Callable[[Store], bool], step: Callable[[Store], None] | None = None
+    ) -> list[str]:
+        """Start a fresh controller and let it tick until `goal`; faults."""
+        give_up = time.monotonic() + PATIENCE_S
+        store = open_store(self.folders)
+        try:
+            controller = self.controller(store)
+            ticks = TickLock(self.folders)
+            still_since, seen = time.monotonic(), frozenset(self.descendants())
+            while True:
+                self._drain()
+                ticks.take(wait=True)
+                try:
+                    report = controller.tick()
+                finally:
+                    ticks.release()
+                if step is not None:
+                    step(store)
+                if goal(store):
+                    controller.tick()  # what is settled stays so
+                    return [] if goal(store) else ["a further tick changed what was settled"]
+                if time.monotonic() > give_up:
+                    return [f"did not settle within {PATIENCE_S} s"]
+                alive = frozenset(self.descendants())
+                news = self._nap(0.005 if alive else 0.0)
+                if news or alive != seen:
+                    still_since, seen = time.monotonic(), alive
+                elif not alive or time.monotonic() - still_since > STILL_S:
+                    if report.wake_at is None and not alive:
+                        return ["nothing moves, and the scheduler waits for nothing"]
+                    if report.wake_at is not None:
+                        self.skew += max(0.0, report.wake_at - self.now()) + 0.001
+                    still_since = time.monotonic()
+        finally:
+            os.close(ticks.fd)
+            store.close()
+
+    def _nap(self, seconds: float) -> bool:
+        poller = select.poll()
+        poller.register(self.wake, select.POLLIN)
+        news = bool(poller.poll(int(seconds * 1000)))
+        self.reap()
+        return news
+
+    def _drain(self) -> None:
+        try:
+            os.read(self.wake, 65536)
+        except BlockingIOError:
+            pass
+
+    # -- processes ---------------------------------------------------------------------------------------
+
+    def reap(self) -> None:
+        """Collect orphans that ended."""
+        try:
+            while (pid := os.waitpid(-1, os.WNOHANG)[0]) != 0:
+                if self.server is not None and pid == self.server.pid:
+                    self.server = None
+        except ChildProcessError:
+            self.server = None
+
+    def descendants(self) -> list[int]:
+        """All living processes that hang from this worker, its fork server left out."""
+        found = []
+        queue = _children(os.getpid())
+        server = self.server.pid if self.server is not None else 0
+        while queue:
+            pid = queue.pop()
+            queue += _children(pid)
+            if pid != server and look(pid) is not None:
+                found.append(pid)
+        return found
+
+    def _wait_until_empty(self) -> None:
+        self.until(lambda: not self.descendants(), 20.0, "processes of the template end")
+
+    def kill_everything(self) -> None:
+        """End what hangs from this worker, its fork server left out."""
+        while left := self.descendants():
+            for pid in left:
+                try:
+                    os.kill(pid, signal.SIGKILL)
+                except ProcessLookupError:
+                    pass
+            self._nap(0.002)
+        self.reap()
+
+    def close(self) -> None:
+        """End everything and remove the folder."""
+        if self.server is not None:
+            self.server.close()
+            self.server = None
+        self.kill_everything()
+        shutil.rmtree(self.base, ignore_errors=True)
+
+    # -- judging -----------------------------------------------------------------------------------------
+
+    def judge(self, jobs: int | None = None) -> list[str]:
+        """What is wrong with the spool after it has settled: rows, files, processes, and what really ran.
+
+        `jobs`: so many must there be.
+        """
+        faults = []
+        give_up = time.monotonic() + 5.0
+        while left := self.descendants():
+            if time.monotonic() > give_up:
+                lines = [Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ") for pid in left]
+                faults.append(f"processes are left: {left} {lines}")
+                self.kill_everything()
+                break
+            self._nap(0.002)
+        db = sqlite3.connect(self.folders.database, timeout=5)
+        db.row_factory = sqlite3.Row
+        try:
+            faults += self._judge_rows(db, jobs)
+            faults += self._judge_logs(db)
+            faults += self._judge_runs(db)
+        finally:
+            db.close()
+        faults += self._checked()
+        return faults
+
+    def _checked(self) -> list[str]:
+        try:
+            from gpuspool.spool.check import check_database
+        except ImportError:
+            return []
+        return [f"spool db check: {fault}" for fault in check_database(self.folders).faults]
+
+    def _judge_rows(self, db: sqlite3.Connection, wanted: int | None) -> list[str]:
+        faults = []
+        if (said := db.execute("PRAGMA integrity_check").fetchone()[0]) != "ok":
+            faults.append(f"integrity: {said}")
+        if rows := db.execute("PRAGMA foreign_key_check").fetchall():
+            faults.append(f"foreign keys: {[tuple(row) for row in rows]}")
+        jobs = db.execute("SELECT * FROM jobs ORDER BY id").fetchall()
+        if wanted is not None and len(jobs) != wanted:
+            faults.append(f"{len(jobs)} jobs instead of {wanted}")
+        settled = 0
+        for job in jobs:
+            attempts = db.execute("SELECT * FROM attempts WHERE job_id = ? ORDER BY number", (job["id"],)).fetchall()
+            if [attempt["number"] for attempt in attempts] != list(range(1, job["attempt"] + 1)):
+                faults.append(f"job {job['id']}: attempts are not 1..{job['attempt']}")
+            live = [attempt["number"] for attempt in attempts if attempt["ended_at"] is None]
+            if live != ([job["attempt"]] if job["state"] in LIVE else []):
+                faults.append(f"job {job['id']} is {job['state']} with live attempts {live}")
+            submitted = db.execute(
+                "SELECT count(*) FROM events WHERE job_id = ? AND kind = 'submitted'", (job["id"],)
+            ).fetchone()[0]
+            if submitted != 1:
+                faults.append(f"job {job['id']}: {submitted} events 'submitted'")
+            for attempt in attempts:
+                key = (job["id"], attempt["number"])
+                counts = {
+                    kind: db.execute(
+                        "SELECT count(*) FROM events WHERE job_id = ? AND attempt = ? AND kind = ?", (*key, kind)
+                    ).fetchone()[0]
+                    for kind in ("claimed", "ended")
+                }
+                over = attempt["ended_at"] is not None
+                settled += over
+                if counts != {"claimed": 1, "ended": int(over)}:
+                    faults.append(f"job {key[0]} attempt {key[1]}: events {counts}")
+        usage = db.execute("SELECT coalesce(sum(attempts), 0) FROM usage").fetchone()[0]
+        if usage != settled:
+            faults.append(f"{usage} attempts in the usage, {settled} have ended")
+        kept = db.execute(
+            "SELECT r.job_id FROM reservations r JOIN jobs j ON j.id = r.job_id WHERE j.state != 'queued'"
+        ).fetchall()
+        if kept:
+            faults.append(f"room is kept for jobs that do not wait: {[row[0] for row in kept]}")
+        epoch = db.execute("SELECT value FROM meta WHERE key = 'epoch'").fetchone()[0]
+        owner = json.loads(Path(self.folders.owner).read_text())
+        if str(owner["epoch"]) != epoch:
+            faults.append(f"owner.json says epoch {owner['epoch']}, the database {epoch}")
+        return faults
+
+    def _judge_logs(self, db: sqlite3.Connection) -> list[str]:
+        faults = []
+        for folder, job, number, ended in db.execute("SELECT folder, job_id, number, ended_at FROM attempts"):
+            path = os.path.join(folder, "events-0-0.jsonl")
+            if not os.path.exists(path):
+                continue
+            batch = read(path, 0, 1)
+            size = os.path.getsize(path)
+            if batch.trouble or batch.offset != size:
+                faults.append(
+                    f"job {job} attempt {number}: its events are readable up to {batch.offset} of {size} bytes"
+                    f" {batch.trouble}"
+                )
+            row = db.execute(
+                "SELECT offset, next_number FROM streams WHERE job_id = ? AND attempt = ?", (job, number)
+            ).fetchone()
+            if ended is not None and (row is None or row[0] < batch.offset):
+                seen = 1 if row is None else row[1]
+                missed = [line.kind for line in batch.lines if line.number >= seen]
+                faults.append(f"job {job} attempt {number}: its events {missed} were never taken in")
+        return faults
+
+    def _judge_runs(self, db: sqlite3.Connection) -> list[str]:
+        """The commands' own notes against the attempts' rows: one run an attempt, none after an end that stands."""
+        faults = []
+        names = {row["name"]: row for row in db.execute("SELECT * FROM jobs")}
+        ends: dict[tuple[str, int], list[str]] = {}
+        started: dict[tuple[str, int], int] = {}
+        finished: set[str] = set()
+        for word, name, attempt, _, code in self.log():
+            key = (name, int(attempt))
+            if word in ("overlap", "crowd"):
+                faults.append(f"{word}: {name}, attempt {attempt}, ran beside another")
+            elif word == "start":
+                started[key] = started.get(key, 0) + 1
+                if name in finished:
+                    faults.append(f"{name} ran again as attempt {attempt} although it had ended with 0")
+            else:
+                ends[key] = [word, code]
+                if word == "end" and code == "0":
+                    finished.add(name)
+        for (name, attempt), count in started.items():
+            if count > 1:
+                faults.append(f"{name}, attempt {attempt}, ran {count} times")
+            row = names.get(name) and db.execute(
+                "SELECT end_reason, exit_code, ended_at FROM attempts WHERE job_id = ? AND number = ?",
+                (names[name]["id"], attempt),
+            ).fetchone()
+            if not row:
+                faults.append(f"{name}, attempt {attempt}, ran and is not in the store")
+                continue
+            if row["end_reason"] in ("revoked", "launch_failed"):
+                faults.append(f"{name}, attempt {attempt}, ran and was {row['end_reason']}")
+            if row["ended_at"] is None or row["end_reason"] == "supervisor_lost":
+                continue
+            word, code = ends.get((name, attempt), ["killed", ""])
+            true = {"end": code, "stopped": "75"}.get(word)
+            if true is not None and str(row["exit_code"]) != true:
+                faults.append(f"{name}, attempt {attempt}, left with {true}; the store says {row['exit_code']}")
+        for name, row in names.items():
+            if row["state"] == "succeeded" and name not in finished:
+                faults.append(f"{name} has succeeded without having ended with 0")
+        return faults
+
+    def story(self) -> str:
+        """All that is known, for the report of a violation."""
+        lines = [f"log: {self.log()}"]
+        db = sqlite3.connect(self.folders.database, timeout=5)
+        db.row_factory = sqlite3.Row
+        try:
+            for job in db.execute("SELECT * FROM jobs"):
+                keys = ("id", "name", "state", "attempt", "counted", "failures", "launch_failures", "end_reason", "wish")
+                lines.append(str({key: job[key] for key in keys}))
+            for event in db.execute("SELECT * FROM events ORDER BY id"):
+                lines.append(
+                    f"  {event['job_id']}/{event['attempt']} {event['at']:.3f} {event['actor']} {event['kind']}"
+                    f" {event['text']} {event['data'][:160]}"
+                )
+            for row in db.execute("SELECT * FROM attempts"):
+                lines.append(f"  attempt {dict(row)}")
+        except sqlite3.Error as error:
+            lines.append(f"the database: {error}")
+        finally:
+            db.close()
+        for root, _, files in os.walk(self.box / "state"):
+            lines += [f"  {os.path.join(root, name).removeprefix(str(self.box))}" for name in files]
+        return "\n".join(lines)
+
+
+def all_final(store: Store) -> bool:
+    """Whether every job is final."""
+    states = ",".join(f"'{state}'" for state in FINAL)
+    return not store.rows(f"SELECT 1 FROM jobs WHERE state NOT IN ({states}) LIMIT 1")
+
+
+def _children(pid: int) -> list[int]:
+    found: list[int] = []
+    try:
+        for task in os.listdir(f"/proc/{pid}/task"):
+            with open(f"/proc/{pid}/task/{task}/children") as file:
+                found += map(int, file.read().split())
+    except (OSError, ValueError):
+        pass
+    return found
