@@ -36,24 +36,20 @@ def plan(state: ClusterState, now: float) -> Plan:
         if job.id in rooms:
             this.use_room(job, rooms[job.id])
             continue
-        # 5. Quota and limit. Only a limit can be helped: by stopping the project's own jobs.
-        blocked = admit(this.ledger, job)
+        # 5. Never; or not by quota and limit. Only a limit can be helped: by stopping the project's own jobs.
+        blocked = this.never(job) or admit(this.ledger, job)
         if isinstance(blocked, Never) or (blocked is not None and blocked.code != "Limit"):
             this.result.reasons[job.id] = blocked
             continue
         # 6. Free room.
         if blocked is None and this.start_anywhere(job):
             continue
-        # 7. Never; or when what stops already has ended; or by preemption; or not now.
-        reason = this.why_no_room(job)
-        if isinstance(reason, Never):
-            this.result.reasons[job.id] = reason
-            continue
+        # 7. When what stops already has ended; or by preemption; or not now.
         if blocked is None and this.await_stopping(job):
             continue
         if this.preempt_for(job):
             continue
-        this.result.reasons[job.id] = blocked or reason
+        this.result.reasons[job.id] = blocked or this.failed[job.shape]
         # 8. One that has waited long enough lets its node run dry, so that small jobs do not starve it.
         if blocked is None:
             this.accumulate_for(job)
@@ -68,7 +64,8 @@ class _Pass:
         self.moment = Moment(state, now)
         self.ledger = Ledger(state, now)
         self.result = Plan()
-        self.failed: dict[tuple[object, ...], Wait | Never] = {}
+        self.nevers: dict[tuple[object, ...], Never | None] = {}
+        self.failed: dict[tuple[object, ...], Wait] = {}
         self.not_soon: set[tuple[object, ...]] = set()
         self.no_victims: set[tuple[object, ...]] = set()
         self.weakest: dict[str, tuple[int, int]] | None = None
@@ -173,6 +170,7 @@ class _Pass:
         hint = self.last[1] if self.last and self.last[0] == shape else None
         found = place(self.ledger, job, hint)
         if found is None:
+            self.failed[shape] = no_room(self.ledger, job)
             return False
         self._start(job, *found)
         self.last = (shape, found[0])
@@ -186,12 +184,12 @@ class _Pass:
 
     # -- 7, 8 --------------------------------------------------------------------------------------------
 
-    def why_no_room(self, job: Pending) -> Wait | Never:
-        """Why `job` has no room; the same for all requests of its shape."""
-        reason = self.failed.get(job.shape)
-        if reason is None:
-            reason = self.failed[job.shape] = never_fits(self.ledger, job) or no_room(self.ledger, job)
-        return reason
+    def never(self, job: Pending) -> Never | None:
+        """Why `job` fits on no machine at all; the same for all requests of its shape."""
+        shape = job.shape
+        if shape not in self.nevers:
+            self.nevers[shape] = never_fits(self.ledger, job)
+        return self.nevers[shape]
 
     def await_stopping(self, job: Pending) -> bool:
         """Whether `job` fits as soon as what is stopping already has ended; that room is then kept in this pass."""

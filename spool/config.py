@@ -494,7 +494,9 @@ def project_number(key: str, value: Any) -> float:
 def _nearest(word: str, choices: list[str]) -> str:
     import difflib
 
-    close = difflib.get_close_matches(word, choices, n=1, cutoff=0.5)
+    close = difflib.get_close_matches(word, choices, n=3, cutoff=0.5)
     if close:
-        return f"; did you mean {close[0]!r}?"
+        # Of equally near ones the one that begins alike: 'opne' is 'open', not 'zone'.
+        alike = [(difflib.SequenceMatcher(None, name, word).ratio(), name[:1] == word[:1]) for name in close]
+        return f"; did you mean {close[alike.index(max(alike))]!r}?"
     return f"; known are {', '.join(sorted(choices))}" if choices else ""

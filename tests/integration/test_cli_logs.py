@@ -89,12 +89,15 @@ def test_following_begins_before_the_start(box: Any) -> None:
 
 
 STEPS = """
-import os, sys, time
+import os, signal, sys, time
+def stop(*_):
+    print("last words", flush=True)
+    sys.exit(75)
+signal.signal(signal.SIGUSR2, stop)
 print("attempt", os.environ["GPUSPOOL_ATTEMPT"], flush=True)
-while not os.path.exists("go-" + os.environ["GPUSPOOL_ATTEMPT"]):
+while os.environ["GPUSPOOL_ATTEMPT"] == "1" or not os.path.exists("go"):
     time.sleep(0.02)
-print("last words", flush=True)
-sys.exit(75 if os.environ["GPUSPOOL_ATTEMPT"] == "1" else 0)
+print("done", flush=True)
 """
 
 
@@ -102,24 +105,22 @@ sys.exit(75 if os.environ["GPUSPOOL_ATTEMPT"] == "1" else 0)
 def test_following_goes_on_over_a_restart(box: Any, one_file: bool) -> None:
     (box.work / "steps.py").write_text(STEPS)
     options = ("-o", "all.log") if one_file else ()
-    # Exit 75 without progress backs off, so the restart is one by preemption.
-    job = box.submit("--class", "spot", *options, "--", sys.executable, "steps.py")
+    job = box.submit(*options, "--", sys.executable, "steps.py")
     reader = follow(box, str(job))
     assert reader.stdout is not None and reader.stderr is not None
     assert reader.stdout.readline() == b"attempt 1\n"
-    box.run("preempt", "--json", str(job))
-    (box.work / "go-1").touch()
+    box.run("preempt", str(job))
     assert reader.stdout.readline() == b"last words\n"
     assert reader.stdout.readline() == b"attempt 2\n"
     assert b"--- attempt 2 ---" in reader.stderr.readline()
-    (box.work / "go-2").touch()
+    (box.work / "go").touch()
     out, _ = reader.communicate(timeout=30)
-    assert (reader.returncode, out) == (0, b"last words\n")
+    assert (reader.returncode, out) == (0, b"done\n")
     assert box.show(job)["attempt"] == 2
     # Each attempt can be read by itself, where each has a file.
     if not one_file:
         assert raw(box, str(job), "--attempt", "1") == b"attempt 1\nlast words\n"
-        assert raw(box, str(job)) == b"attempt 2\nlast words\n"
+        assert raw(box, str(job)) == b"attempt 2\ndone\n"
         assert raw(box, "-f", str(job), "--attempt", "1") == b"attempt 1\nlast words\n"
     found = box.run("logs", str(job), "--attempt", "3", check=False)
     assert found.returncode == 2 and "Choose one from 1 to 2" in found.stderr

@@ -33,13 +33,13 @@ def overridden(preemptible: bool | None) -> dict[str, Any]:
 
 @st.composite
 def waiting(draw: st.DrawFn, number: int) -> Pending:
-    gpus = draw(st.integers(0, 4))
+    gpus = draw(st.sampled_from([0, 1, 1, 2, 2, 3, 4]))
     more = {
         "priority": draw(priorities),
         "cpus": draw(st.sampled_from([0, 1, 3] if gpus else [1, 2, 5])),
         "memory_mib": draw(st.sampled_from([0, 0, 100, 600, 5000])),
         "gpu_type": draw(types) if gpus else "",
-        "nodes": draw(st.sampled_from([1] * 9 + [2])),
+        "nodes": draw(st.sampled_from([1] * 19 + [2])),
         "hold": draw(st.sampled_from([""] * 9 + ["user"])),
         "begin_at": draw(st.sampled_from([0.0] * 9 + [TEN_PM + 60])),
         "waiting_since": TEN_PM - draw(st.sampled_from([10, 5000])),
@@ -52,15 +52,15 @@ def waiting(draw: st.DrawFn, number: int) -> Pending:
 def clusters(draw: st.DrawFn) -> ClusterState:
     machines = []
     for index in range(draw(st.integers(1, 3))):
-        row = draw(st.lists(st.sampled_from(["a100", "h100"]), max_size=4))
+        row = draw(st.lists(st.sampled_from(["a100", "a100", "h100"]), min_size=0 if index else 2, max_size=4))
         broken = draw(st.sets(st.integers(0, 3), max_size=1))
         cpus, usable = draw(st.integers(2, 10)), draw(st.sampled_from([True] * 7 + [False]))
         machines.append(machine(f"n{index}", types=row, cpus=cpus, memory_mib=1000, broken=broken, usable=usable))
     free = {entry.name: [list(range(len(entry.gpus))), entry.cpus, 1000] for entry in machines}
     active = []
-    for number in range(100, 100 + draw(st.integers(0, 8))):
+    for number in range(100, 100 + draw(st.integers(2, 9))):
         name = draw(st.sampled_from([entry.name for entry in machines]))
-        count, cpus, memory = draw(st.integers(0, 3)), draw(st.integers(1, 3)), draw(st.sampled_from([0, 200]))
+        count, cpus, memory = draw(st.integers(0, 2)), draw(st.integers(1, 3)), draw(st.sampled_from([0, 200]))
         more = {
             "priority": draw(priorities),
             "saved": draw(st.sampled_from([None, 10, 400])),
@@ -76,8 +76,8 @@ def clusters(draw: st.DrawFn) -> ClusterState:
             if stops:
                 more |= {"stopping": True, "state": "stopping", "ends_at": TEN_PM + 70}
             active.append(running(number, gpus[:count], kind, owner, on=name, **more))
-    pending = [draw(waiting(number)) for number in range(1, 1 + draw(st.integers(1, 8)))]
-    quotas = st.sampled_from([None, None, 0, 1, 2, 2.5, 4, 8])
+    pending = [draw(waiting(number)) for number in range(1, 1 + draw(st.integers(2, 9)))]
+    quotas = st.sampled_from([None, 0, 1, 2, 2.5, 4, 8])
     projects = [
         project(name, draw(quotas), draw(st.sampled_from([None, None, 2, 5])), draw(st.sampled_from([1.0, 3.0])))
         for name in PROJECTS

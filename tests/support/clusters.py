@@ -7,7 +7,18 @@ from collections.abc import Iterable
 from typing import Any
 
 from gpuspool.scheduler.plan import plan
-from gpuspool.scheduler.state import NEVER, Active, ClusterState, Gpu, Machine, Never, Pending, Plan, Room, Wait
+from gpuspool.scheduler.state import (
+    NEVER,
+    Active,
+    ClusterState,
+    Gpu,
+    Machine,
+    Never,
+    Pending,
+    Plan,
+    Room,
+    Wait,
+)
 from gpuspool.spool.config import BUILT_IN_CLASSES
 from gpuspool.spool.model import Project
 from gpuspool.spool.window import parse_window

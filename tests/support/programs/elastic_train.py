@@ -13,6 +13,7 @@ parser = argparse.ArgumentParser()
 parser.add_argument("--steps", type=int, default=100)
 parser.add_argument("--fail-rank", type=int, default=-1)
 parser.add_argument("--fail-code", type=int, default=1)
+parser.add_argument("--save-s", type=float, default=0.0)
 options = parser.parse_args()
 asked = False
 
@@ -23,7 +24,7 @@ def ask(number, frame):
 
 
 signal.signal(signal.SIGUSR2, ask)
-dist.init_process_group("gloo")
+dist.init_process_group("gloo", timeout=__import__("datetime").timedelta(seconds=120))
 rank = dist.get_rank()
 folder = os.environ["GPUSPOOL_CHECKPOINT_DIR"]
 step = 0
@@ -51,6 +52,7 @@ while step < options.steps:
         print(f"step {step}", flush=True)
     if flag.item():
         if rank == 0:
+            time.sleep(options.save_s)
             torch.save({"step": step, "w": torch.zeros(4)}, f"{folder}/tmp-new.pt")
             os.rename(f"{folder}/tmp-new.pt", f"{folder}/step_{step}.pt")
             print(f"stopped at {step}", flush=True)
