@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import sys
 import time
@@ -10,6 +11,10 @@ import click
 
 from ..scheduler.handover import spawn, wake
 from .session import Session, print_json, session
+from .text import safe
+
+START_PATIENCE_S = 10.0
+STOP_PATIENCE_S = 30.0
 
 
 @click.group()
@@ -36,16 +41,30 @@ def start(session: Session, foreground: bool) -> None:
     other = service.serving(session.folders)
     if other is not None and wake(session.folders):
         _served(other.pid, other.host)
-    spawn(session.folders, "gpuspool.cli.main", "daemon", "start", "--foreground")
-    give_up = time.monotonic() + 10
+    pid = spawn(session.folders, "gpuspool.cli.main", "daemon", "start", "--foreground")
+    give_up = time.monotonic() + START_PATIENCE_S
     while time.monotonic() < give_up:
         other = service.serving(session.folders)
         if other is not None and wake(session.folders):
+            if other.pid != pid:  # somebody else was quicker
+                _served(other.pid, other.host)
             click.echo(f"daemon started: process {other.pid} on {other.host}")
             return
+        if not os.path.exists(f"/proc/{pid}") and other is None:
+            break
         time.sleep(0.01)
-    click.echo(f"the daemon did not start within 10 s; {session.folders.daemon_log} says why", err=True)
+    click.echo(f"the daemon did not start: {_last_line(session.folders.daemon_log)}", err=True)
     sys.exit(4)
+
+
+def _last_line(path: str) -> str:
+    """What a daemon said last."""
+    try:
+        with open(path, encoding="utf-8", errors="replace") as file:
+            lines = file.read()[-4096:].splitlines()
+    except OSError as error:
+        return f"{path}: {error.strerror}"
+    return safe(lines[-1]) if lines else f"{path} is empty"
 
 
 def _served(pid: int, host: str) -> None:
@@ -91,10 +110,10 @@ def stop(session: Session) -> None:
     if not found.alive() or not send(Process(found.pid, found.start, 0, 0), signal.SIGTERM):
         click.echo(f"process {found.pid} on {found.host} cannot be reached from here", err=True)
         sys.exit(4)
-    give_up = time.monotonic() + 30
+    give_up = time.monotonic() + STOP_PATIENCE_S
     while found.alive() and time.monotonic() < give_up:
         time.sleep(0.01)
     if found.alive():
-        click.echo(f"process {found.pid} has not ended within 30 s", err=True)
+        click.echo(f"process {found.pid} has not ended within {STOP_PATIENCE_S:.0f} s", err=True)
         sys.exit(1)
     click.echo(f"daemon stopped (process {found.pid}); jobs go on")

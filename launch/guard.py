@@ -406,4 +406,4 @@ def _become_command(plan: AttemptPlan, cgroup_path: str) -> None:
 
 def _open_output(path: str) -> int:
     # Appending: an attempt that is started again under the same file never wipes what was said before.
-    return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)  # the user's umask is in force

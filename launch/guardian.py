@@ -104,11 +104,13 @@ def run_guardian(
                 os.close(theirs)
                 continue
             if recorder_pid == 0:
-                os.close(mine)
-                os.close(lock_fd)
-                signal.set_wakeup_fd(-1)
-                new_recorder(theirs, known)
-                os._exit(0)
+                try:
+                    os.close(mine)
+                    os.close(lock_fd)
+                    signal.set_wakeup_fd(-1)
+                    new_recorder(theirs, known)
+                finally:
+                    os._exit(0)  # never on as a second guardian
             os.close(theirs)
             wire = Wire(mine)
             guard.without = frozenset({recorder_pid})

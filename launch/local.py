@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import stat
 import sys
 from dataclasses import dataclass
 from typing import Any
@@ -42,6 +43,11 @@ class LocalBackend:
         self.fork_server: ForkServer | None = None
         self.warm = False  # the daemon sets it: worth a fork server
         self._cgroup: str | None = None
+
+    def configure(self, config: Config) -> None:
+        """Start further attempts under another configuration."""
+        self.config = config
+        self._cgroup = None
 
     def close(self) -> None:
         """End the fork server, if there is one; supervisors go on."""
@@ -140,8 +146,9 @@ class LocalBackend:
     def _scratch(self, token: str) -> str:
         base = os.path.join(os.environ.get("TMPDIR") or "/tmp", f"gpuspool-{os.getuid()}")
         make_private(base)
-        if os.stat(base).st_uid != os.getuid():
-            return ""
+        info = os.lstat(base)
+        if info.st_uid != os.getuid() or not stat.S_ISDIR(info.st_mode) or info.st_mode & 0o022:
+            return ""  # somebody else's, or a link laid out for us: better no scratch than theirs
         path = os.path.join(base, f"scratch-{token}")
         os.makedirs(path, mode=0o700, exist_ok=True)
         return path

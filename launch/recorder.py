@@ -96,12 +96,15 @@ class Recorder:
         mine, theirs = pair()
         pid = os.fork()
         if pid == 0:
-            os.close(mine)
-            os.close(self.lock)
-            if self.writer is not None:
-                self.writer.close()
-            signal.set_wakeup_fd(-1)
-            run_guardian(self.plan, theirs, lock_fd, self.succeed)
+            try:
+                os.close(mine)
+                os.close(self.lock)
+                if self.writer is not None:
+                    self.writer.close()
+                signal.set_wakeup_fd(-1)
+                run_guardian(self.plan, theirs, lock_fd, self.succeed)
+            finally:
+                os._exit(1)  # whatever goes wrong in here must not go on as a second recorder
         os.close(theirs)
         os.close(lock_fd)
         self.wire = Wire(mine)

@@ -105,6 +105,12 @@ class Controller:
         self.store.note_tick(self.clock())
         return report
 
+    def configure(self, config: Config) -> None:
+        """Go on under another configuration, from the next pass on; what runs keeps what it was started with."""
+        self.config = config
+        self.backend.configure(config)
+        self.nodes = NodeWatch(self.store, config)
+
     def spec(self, spec_id: int) -> JobSpec:
         """A spec, cached: it never changes."""
         if spec_id not in self.specs:

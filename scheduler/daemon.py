@@ -18,7 +18,7 @@ from ..launch.forkserver import ForkServer
 from ..launch.local import LocalBackend
 from ..launch.processes import reset_signals, set_title
 from ..launch.recorder import leave_word, tick_again
-from ..spool.config import Config
+from ..spool.config import Config, load, signature
 from ..spool.errors import GpuspoolError
 from ..spool.folders import Folders
 from ..spool.processes import ProcessName
@@ -171,8 +171,12 @@ class Daemon:
         empty_since = time.monotonic()
         beat, renewed = 0, time.monotonic()
         trouble = ""
+        read = signature()
         while not self.stop_asked:
             report = Report()
+            if (now_read := signature()) != read:
+                read = now_read
+                self._reconfigure(controller)
             ticks.take(wait=True)
             try:
                 report = controller.tick()
@@ -204,6 +208,16 @@ class Daemon:
                 continue
             self._sleep(report, time.monotonic() - empty_since)
         self.log("asked to end; jobs go on")
+
+    def _reconfigure(self, controller: Controller) -> None:
+        """A configuration file has changed: go on under it, or, when it is wrong, under the one before."""
+        try:
+            self.config = load()
+        except GpuspoolError as error:
+            self.log(f"the old configuration stays in force: {error}")
+            return
+        controller.configure(self.config)
+        self.log("the configuration has changed and is in force")
 
     def _leave(self, controller: Controller, ticks: TickLock) -> bool:
         """Close the FIFO, then look once more; False (and serving again) when something came in between."""
@@ -269,7 +283,6 @@ def serve(
 
 def main() -> None:
     """The on-demand daemon, its talk on standard error; with `--once` a supervisor's cold tick."""
-    from ..spool.config import load
     from ..spool.folders import resolve
 
     config = load()

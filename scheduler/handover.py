@@ -38,14 +38,16 @@ def leave_behind(folders: Folders, config: Config) -> str:
     return "started"
 
 
-def spawn(folders: Folders, module: str, *arguments: str) -> None:
-    """Start `module`, detached from terminal and session, its talk in daemon.log. Raises OSError."""
+def spawn(folders: Folders, module: str, *arguments: str) -> int:
+    """Start `module`, detached from terminal and session, its talk in daemon.log; its pid. Raises OSError."""
     argv = [sys.executable, "-E", "-P", "-m", module, *arguments]
+    told, tell = os.pipe2(os.O_CLOEXEC)
     pid = os.fork()
     if pid == 0:
         try:
             os.setsid()
             if os.fork() == 0:
+                os.write(tell, str(os.getpid()).encode())
                 os.chdir("/")
                 null = os.open("/dev/null", os.O_RDWR)
                 log = os.open(
@@ -59,4 +61,11 @@ def spawn(folders: Folders, module: str, *arguments: str) -> None:
                 os.execve(sys.executable, argv, clean)
         finally:
             os._exit(0)
-    os.waitpid(pid, 0)
+    os.close(tell)
+    try:
+        os.waitpid(pid, 0)
+    except ChildProcessError:
+        pass  # SIGCHLD is ignored, as our parent left it: the child reaps itself
+    said = os.read(told, 32)
+    os.close(told)
+    return int(said or 0)

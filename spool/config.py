@@ -315,6 +315,18 @@ def _circles(projects: dict[str, Project]) -> list[str]:
     return faults
 
 
+def signature(env: dict[str, str] | None = None) -> tuple[object, ...]:
+    """Changes when a configuration file does: path, time and size of each."""
+    found: list[object] = []
+    for path in (SYSTEM_FILE, user_file(env)):
+        try:
+            info = os.stat(path)
+            found.append((path, info.st_mtime_ns, info.st_size, info.st_ino))
+        except OSError:
+            found.append((path,))
+    return tuple(found)
+
+
 def _set(config: Config, setting: Setting, value: Any, origin: str, prefix: str, faults: list[str]) -> None:
     try:
         config.values[setting.name] = setting.read(value, setting.name)

@@ -185,6 +185,7 @@ def test_a_rank_killed_by_a_signal_takes_the_launcher_along(launch: Launch, numb
 def test_75_of_all_ranks_is_75_and_no_failure(launch: Launch) -> None:
     code, _, err = end(launch.ranks("exit:75", "exit:75", options=("--max-restarts", "3")))
     assert (code, err) == (75, "")
+    assert launch.ready(0)["environ"]["TORCHELASTIC_RESTART_COUNT"] == "0"
 
 
 def test_a_failed_group_is_started_again_when_asked(launch: Launch) -> None:

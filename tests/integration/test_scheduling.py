@@ -179,3 +179,17 @@ def test_a_job_without_supervisor_costs_little(box: Any, eventually: Any) -> Non
     eventually(lambda: time.monotonic() - since > 1)
     after = [sum(map(int, Path(f"/proc/{pid}/stat").read_text().split()[13:15])) for pid in pids]
     assert sum(after) - sum(before) <= 20, "ticks of 10 ms in a second"
+
+
+def test_a_changed_configuration_comes_into_force_while_the_daemon_runs(box: Any, eventually: Any) -> None:
+    """A wrong one is named in the daemon's log and the old one stays in force."""
+    box.run("daemon", "start")
+    pid = box.daemon_pid()
+    box.config_file.write_text("[windows.always]\nzone = 'UTC'\nopen = ['daily 00:00-24:00']\n[classes.offpeak]\nwindow = 'always'\n")
+    job = box.submit("--class", "offpeak", "--", "true")
+    assert box.wait(job)["state"] == "succeeded"
+    box.config_file.write_text("[windows.always]\nzone = 'Nowhere/At_All'\n")
+    box.env["GPUSPOOL_CFG_FILE"] = str(box.root / "other.toml")  # so that only the daemon reads the wrong one
+    assert box.wait(box.submit("--", "true"))["state"] == "succeeded"
+    assert "Nowhere/At_All" in (box.state / "daemon.log").read_text()
+    assert box.daemon_pid() == pid

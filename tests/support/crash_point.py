@@ -17,7 +17,7 @@ class Points:
     def __init__(self, name: str, base: Path, program: Path) -> None:
         kind = SCENARIOS[name]
         self.name = name
-        self.world = World(base, program, one=kind.one, **kind.settings)
+        self.world = World(base, program, one=kind.one, held=kind.held, **kind.settings)
         self.scenario: Scenario = kind(self.world)
 
     def __enter__(self) -> Points:

@@ -51,6 +51,7 @@ class Scenario:
     about = ""
     settings: dict[str, str] = {}  # noqa: RUF012
     one = False  # room for one job at a time
+    held: tuple[str, ...] = ()  # jobs that run until they are let go
     quick = True  # its every point is part of the ordinary tests
     follow_fork = False
     jobs: int | None = None  # how many there must be in the end; None: as `wants` says
@@ -256,7 +257,7 @@ class Settle(Scenario):
             self.world.submit(store, "next")
 
     def act(self) -> None:
-        backend = self.world.near_backend() if False else LocalBackend(self.world.folders, self.world.config)
+        backend = LocalBackend(self.world.folders, self.world.config)
         backend.warm, backend.fork_server = True, self.server
         ticks = TickLock(self.world.folders)
         ticks.take(wait=True)
@@ -284,19 +285,19 @@ class Preempt(Scenario):
 
     kind = "c preempt"
     about = "a pass preempts a running job and keeps its room"
+    held = ("victim",)
     settings = {"LOCAL_CPUS": "1"}  # noqa: RUF012
     one = True
 
     def prepare(self) -> None:
         with self.store() as store:
-            self.world.submit(store, "victim", hold=1, job_class="spot")
+            self.world.submit(store, "victim", job_class="spot")
             self.tick(store, self.unborn())
             self.world.submit(store, "heir")
             # Somebody of a lower class waits, too: the kept room is not for it.
             self.world.submit(store, "other", job_class="idle")
 
     def arm(self) -> None:
-        self.world.command("victim", hold=1)
         self.run_first_attempt(1, "victim")
 
     def step(self, store: Store) -> None:
@@ -344,14 +345,14 @@ class CancelRunning(Scenario):
 
     kind = "d wish"
     about = "a pass tells a running job that it was cancelled"
+    held = ("a",)
 
     def prepare(self) -> None:
         with self.store() as store:
-            self.world.submit(store, "a", hold=1)
+            self.world.submit(store, "a")
             self.tick(store, self.unborn())
 
     def arm(self) -> None:
-        self.world.command("a", hold=1)
         self.run_first_attempt(1, "a")
         with self.store() as store:
             self.tick(store)
@@ -368,7 +369,6 @@ class StopUnseen(CancelRunning):
     quick = False
 
     def arm(self) -> None:
-        self.world.command("a", hold=1)
         self.run_first_attempt(1, "a")
         with self.store() as store:
             store.stop((1,), time.time(), "test")
@@ -403,15 +403,15 @@ class CancelLate(CancelInitializing):
     """The supervisor comes up right after the crash, whatever the dead scheduler left."""
 
     about = "as cancel-initializing, and the supervisor comes late"
+    held = ("a",)
 
     def prepare(self) -> None:
         with self.store() as store:
-            self.world.submit(store, "a", hold=1)
+            self.world.submit(store, "a")
             self.tick(store, self.unborn())
             store.cancel((1,), time.time(), "test")
 
     def after(self, run: Run) -> None:
-        self.world.command("a", hold=1)
         self.world.start(self.world.attempt_folder(1))
 
     def wants(self) -> dict[str, Want]:
@@ -455,14 +455,14 @@ class Lost(Scenario):
 
     kind = "e lost"
     about = "passes stop what a lost supervisor left, and start the job again"
+    held = ("a",)
 
     def prepare(self) -> None:
         with self.store() as store:
-            self.world.submit(store, "a", hold=1)
+            self.world.submit(store, "a")
             self.tick(store, self.unborn())
 
     def arm(self) -> None:
-        self.world.command("a", hold=1)
         self.run_first_attempt(1, "a")
         with self.store() as store:
             self.tick(store)
@@ -539,11 +539,9 @@ class Submit(Command):
     about = "spool submit on a spool in use"
 
     def prepare(self) -> None:
-        self.world.command("a")
         with self.store() as store:
-            self.world.submit(store, "first", hold=0)
+            self.world.submit(store, "first")
             self.tick(store)
-        self.world.until(lambda: not self.world.descendants() or True)
         with self.store() as store:
             self.world.until(lambda: self.tick(store) or all_final(store), why="first ends")
 
@@ -612,17 +610,17 @@ class Cancel(Command):
     """A killed cancel was carried out, or it was not; an answer that was given holds."""
 
     about = "spool cancel of a running and a waiting job"
+    held = ("a",)
     settings = {"LOCAL_CPUS": "1"}  # noqa: RUF012
     words = ("cancel", "1", "2")
 
     def prepare(self) -> None:
         with self.store() as store:
-            self.world.submit(store, "a", hold=1)
+            self.world.submit(store, "a")
             self.tick(store, self.unborn())
             self.world.submit(store, "b")
 
     def arm(self) -> None:
-        self.world.command("a", hold=1)
         self.run_first_attempt(1, "a")
         with self.store() as store:
             self.tick(store)
@@ -700,11 +698,12 @@ class RecorderStopping(RecorderLife):
     """As RecorderLife, of a job that is cancelled while it runs."""
 
     about = "the recorder while its job is cancelled"
+    held = ("a",)
     quick = False
 
     def prepare(self) -> None:
         with self.store() as store:
-            self.world.submit(store, "a", hold=1)
+            self.world.submit(store, "a")
             self.tick(store, self.unborn())
 
     def before(self) -> None:
@@ -749,7 +748,7 @@ class DaemonLife(Scenario):
 
     def prepare(self) -> None:
         with self.store() as store:
-            self.world.submit(store, "a", hold=0)
+            self.world.submit(store, "a")
             store.hold((1,), time.time(), "test")
 
     def act(self) -> None:

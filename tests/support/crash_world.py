@@ -79,11 +79,13 @@ class Unborn(LocalBackend):
 class World:
     """One spool in `base`, for one scenario; `program` is the compiled crash_job.
 
-    `one`: this spool has room for a single job at a time, and the commands watch it. `settings` are configuration by
-    the names of their variables: LOCAL_CPUS="1".
+    `one`: this spool has room for a single job at a time, and the commands watch it. `held`: names of jobs that wait
+    until they are let go. `settings` are configuration by the names of their variables: LOCAL_CPUS="1".
     """
 
-    def __init__(self, base: Path, program: Path, *, one: bool = False, **settings: str) -> None:
+    def __init__(
+        self, base: Path, program: Path, *, one: bool = False, held: tuple[str, ...] = (), **settings: str
+    ) -> None:
         self.base, self.program = base, program
         self.box, self.template = base / "box", base / "template"
         self.work = base / "work"
@@ -97,6 +99,10 @@ class World:
         os.mkfifo(self.folders.wake, 0o600)
         self.wake = os.open(self.folders.wake, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
         self.gates: dict[str, int] = {}
+        for name in held:
+            path = self.work / f"go-{name}"
+            os.mkfifo(path, 0o600)
+            self.gates[name] = os.open(path, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
         self.skew = 0.0
         self.made_at = 0.0
         self.notes: dict[str, Any] = {}
@@ -121,24 +127,18 @@ class World:
 
     # -- jobs --------------------------------------------------------------------------------------------
 
-    def command(self, name: str, codes: str = "0", *, hold: int = 0) -> list[str]:
-        """The command line of job `name`; `hold` as in crash_job.c."""
-        if hold and name not in self.gates:
-            path = self.work / f"go-{name}"
-            os.mkfifo(path, 0o600)
-            self.gates[name] = os.open(path, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
-        return [str(self.program), str(self.work), name, str(hold), codes]
+    def command(self, name: str, codes: str = "0") -> list[str]:
+        """The command line of job `name`."""
+        return [str(self.program), str(self.work), name, str(int(name in self.gates)), codes]
 
-    def submit(self, store: Store, name: str, codes: str = "0", *, hold: int = 0, **options: Any) -> int:
+    def submit(self, store: Store, name: str, codes: str = "0", **options: Any) -> int:
         """Submit a job as the real command does; its number."""
-        request = Request(
-            command=self.command(name, codes, hold=hold), name=name, cwd=str(self.work), env={}, **options
-        )
+        request = Request(command=self.command(name, codes), name=name, cwd=str(self.work), env={}, **options)
         return put(store, self.config, request, self.now())[0]
 
     def let_go(self, *names: str) -> None:
-        """Let the held jobs `names` (all: none named) leave, now and when they run again."""
-        for name in names or self.gates:
+        """Let the held jobs `names` leave, now and when they run again."""
+        for name in names:
             os.write(self.gates[name], b"x")
 
     def log(self) -> list[list[str]]:
@@ -253,9 +253,9 @@ class World:
         """Start a fresh controller and let it tick until `goal`; faults."""
         give_up = time.monotonic() + PATIENCE_S
         store = open_store(self.folders)
+        ticks = TickLock(self.folders)
         try:
             controller = self.controller(store)
-            ticks = TickLock(self.folders)
             still_since, seen = time.monotonic(), frozenset(self.descendants())
             while True:
                 self._drain()
