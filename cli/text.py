@@ -21,7 +21,13 @@ def safe(text: str) -> str:
     """`text` with control characters, escapes, line breaks and stray bytes shown escaped; letters stay letters."""
     if text.isprintable():
         return text
-    return "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in text)
+    return "".join(char if char.isprintable() else _escaped(char) for char in text)
+
+
+def _escaped(char: str) -> str:
+    if "\udc80" <= char <= "\udcff":  # a byte that is no UTF-8, as Python reads it from a command line
+        return f"\\x{ord(char) - 0xDC00:02x}"
+    return char.encode("unicode_escape").decode()
 
 
 def safe_lines(text: str) -> str:

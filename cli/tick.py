@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from ..scheduler.handover import wake
+from ..scheduler.handover import waiting, wake
 from .session import Session, session
 
 
@@ -16,6 +16,13 @@ def tick(session: Session, quiet: bool) -> None:
     if wake(session.folders):
         if not quiet:
             click.echo("a daemon serves: it was woken")
+        return
+    now = session.now()
+    queued, work = waiting(session.store, now)
+    if not work:
+        session.store.note_tick(now)
+        if not quiet:
+            click.echo(f"nothing to do; {queued} queued")
         return
     from ..scheduler.daemon import tick_once
 

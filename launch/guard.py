@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import signal
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from ..spool.model import Stop, stronger
@@ -87,6 +88,7 @@ class Guard:
     cpu_seconds: float = 0.0
     max_rss_mib: float = 0.0
     events: list[tuple[str, dict[str, object]]] = field(default_factory=list)
+    tell_status: Callable[[int], None] | None = None  # whom to tell the command's status before it is reaped
 
     # -- start -------------------------------------------------------------------------------------------
 
@@ -125,6 +127,11 @@ class Guard:
 
     def reap(self) -> None:
         """Collect ended children: the command's status, and the zombies of orphans that came to us."""
+        if self.tell_status is not None and self.command is not None and not self.command_gone:
+            # Told while the zombie still has it: whoever reaps and is killed takes the status along.
+            status = _peek(self.command.pid)
+            if status is not None:
+                self.tell_status(status)
         while True:
             try:
                 pid, status, usage = os.wait4(-1, os.WNOHANG)
@@ -241,6 +248,9 @@ class Guard:
             return True
         targets = catchers(tree, number, self._agent())
         fresh = [process for process in targets if (process.pid, process.start) not in self.signalled]
+        if fresh and self.command is not None and self.plan.launcher == "torchrun" and not self.signalled:
+            # Tells our elastic agent that a stop begins (elastic.py): ranks that leave first, however, end no other.
+            send(self.command, signal.SIGURG)
         for process in fresh:
             if send(process, number):
                 self.signalled.add((process.pid, process.start))
@@ -333,6 +343,17 @@ class Guard:
             round(self.max_rss_mib, 1),
             unkillable,
         )
+
+
+def _peek(pid: int) -> int | None:
+    """The status of our child `pid` as waitpid gives it, left there to be collected; None while it runs."""
+    try:
+        seen = os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+    except ChildProcessError:
+        return None
+    if seen is None:
+        return None
+    return seen.si_status << 8 if seen.si_code == os.CLD_EXITED else seen.si_status
 
 
 def signal_number(name: str) -> int:

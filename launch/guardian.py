@@ -45,6 +45,11 @@ def run_guardian(
     watch = ChildWatch()
     guard = Guard(plan)
     wire = Wire(wire_fd)
+
+    def tell_status(status: int) -> None:
+        wire.send("left", status=status)
+
+    guard.tell_status = tell_status
     recorder_pid = 0
     started_at = 0.0
     ended: Ended | None = None

@@ -45,6 +45,7 @@ class Recorder:
         self.guardian_is_child = True
         self.guard: Guard | None = None  # ours when the guardian was killed
         self.command: Process | None = None
+        self.status: int | None = None  # the command's, as the guardian saw it before it reaped it
         self.wall_started = 0.0
         self.boot_started = 0.0
         self.signalled: set[tuple[int, int]] = set()
@@ -121,6 +122,9 @@ class Recorder:
         successor.guardian = look(os.getppid())
         successor.guardian_is_child = False
         successor.lock = hold(os.path.join(self.folder, f"lock-{self.rank}"), 10.0)
+        if read_end(self.folder, self.incarnation, self.rank) is not None:
+            successor._leave()  # the one before was killed while it tidied up; the attempt may be settled by now
+            return
         successor.learn_from_log()
         if command := known.get("command"):
             successor.command = Process(int(command[0]), int(command[1]), 0, 0)
@@ -217,6 +221,8 @@ class Recorder:
                 wake(self.plan, run=False)
             elif kind == "event":
                 self._guard_event(str(message["name"]), dict(message["data"]))
+            elif kind == "left":
+                self.status = int(message["status"])
             elif kind == "ended":
                 self.ended = Ended(**message["data"])
             elif kind == "not_started":
@@ -270,6 +276,8 @@ class Recorder:
         guard.set_deadlines(boottime(), time.time())
         guard.signalled = set(self.signalled)
         guard.command_gone = known is None
+        if self.status is not None and known is not None and known.pid not in children(os.getpid()):
+            guard.status, guard.command_gone = self.status, True
         self.guard = guard
         self.note("guardian_replaced")
         if self.command is None and known is not None:
@@ -369,11 +377,14 @@ class Recorder:
                 self.trouble = error.strerror or str(error)
                 # The guardian may still start us anew; its messages mean nothing any more.
                 wait([], RETRY_S)
-        for leftover in (seen_file(self.plan),):
-            try:
-                os.unlink(leftover)
-            except OSError:
-                pass
+        self._leave()
+
+    def _leave(self) -> None:
+        """The end is durable: remove what is node-local, let the guardian go, wake the scheduler."""
+        try:
+            os.unlink(seen_file(self.plan))
+        except OSError:
+            pass
         if self.plan.scratch:
             _remove_scratch(self.plan.scratch)
         if self.wire is not None:

@@ -12,6 +12,7 @@ import secrets
 import signal
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Any
 
 from ..launch.local import LocalBackend
 from ..launch.plan import StopRequest
@@ -33,6 +34,8 @@ from .state import ClusterState, Never, Plan
 STARTS_A_PASS = 64
 #: How long an unclaimed attempt of a scheduler that is gone is waited for before it is given up.
 ORPHAN_PATIENCE_S = 2.0
+#: By job and attempt number.
+EndRecords = dict[tuple[int, int], dict[str, Any]]
 
 
 @dataclass(slots=True)
@@ -80,10 +83,13 @@ class Controller:
     def tick(self) -> Report:
         """One pass."""
         report = Report()
-        # 1. Ingest: what supervisors wrote since the last pass.
-        live = self._ingest(self.store.live())
+        # 1. Ingest: what supervisors wrote since the last pass. The end records are looked for first: who has written
+        # his has written all of his events before, so nothing of an attempt that is settled stays unread.
+        live = self.store.live()
+        records = _end_records(live)
+        live = self._ingest(live, records)
         # 2. Settle: attempts that ended, by their end records.
-        live = self._settle(live, report)
+        live = self._settle(live, records, report)
         # 3. Look after what has no supervisor: never claimed, lost, or of another boot.
         live = self._look_after(live, report)
         # 4. Snapshot: machines as they are now, the queue, what runs.
@@ -121,15 +127,19 @@ class Controller:
 
     # -- 1 -----------------------------------------------------------------------------------------------
 
-    def _ingest(self, live: list[LiveAttempt]) -> list[LiveAttempt]:
+    def _ingest(self, live: list[LiveAttempt], ended: EndRecords) -> list[LiveAttempt]:
         updates = []
         for entry in live:
             offset, number = entry.streams.get((0, 0), (0, 1))
             path = os.path.join(entry.attempt.folder, "events-0-0.jsonl")
-            batch = read(path, offset, number)
-            if batch.lines:
-                key = (entry.job.id, entry.attempt.number, 0, 0)
-                updates.append(StreamUpdate(*key, batch.lines, batch.offset, batch.next_number))
+            key = (entry.job.id, entry.attempt.number)
+            while True:
+                batch = read(path, offset, number)
+                if batch.lines:
+                    updates.append(StreamUpdate(*key, 0, 0, batch.lines, batch.offset, batch.next_number))
+                if batch.offset == offset or key not in ended:
+                    break  # what a read leaves of a long file is the next pass's, unless there is none
+                offset, number = batch.offset, batch.next_number
         if not updates:
             return live
         self.store.record(updates)
@@ -137,11 +147,11 @@ class Controller:
 
     # -- 2 -----------------------------------------------------------------------------------------------
 
-    def _settle(self, live: list[LiveAttempt], report: Report) -> list[LiveAttempt]:
+    def _settle(self, live: list[LiveAttempt], records: EndRecords, report: Report) -> list[LiveAttempt]:
         endings: list[Ending] = []
         for entry in live:
-            record = read_end(entry.attempt.folder, 0, 0)
-            if record is None or record.get("token") != entry.attempt.token:
+            record = records.get((entry.job.id, entry.attempt.number))
+            if record is None:
                 continue
             facts = ends.facts_of(entry, record)
             at = record.get("at")
@@ -365,3 +375,13 @@ class Controller:
                 changed[job.id] = (code, reason.text)
         if changed:
             self.store.note_reasons(changed)
+
+
+def _end_records(live: list[LiveAttempt]) -> EndRecords:
+    """The end records of those that have one and bear their attempt's token."""
+    found = {}
+    for entry in live:
+        record = read_end(entry.attempt.folder, 0, 0)
+        if record is not None and record.get("token") == entry.attempt.token:
+            found[entry.job.id, entry.attempt.number] = record
+    return found

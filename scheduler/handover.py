@@ -8,6 +8,8 @@ import sys
 from ..sbatch.environment import RUNTIME_VARIABLES
 from ..spool.config import Config
 from ..spool.folders import Folders
+from ..spool.session import UNFINISHED_STATES
+from ..spool.store import Store
 
 
 def wake(folders: Folders) -> bool:
@@ -36,6 +38,21 @@ def leave_behind(folders: Folders, config: Config) -> str:
         return "nobody"
     spawn(folders, "gpuspool.scheduler.daemon")
     return "started"
+
+
+def waiting(store: Store, now: float) -> tuple[int, bool]:
+    """How many jobs are queued, and whether a pass could do anything at all at `now` (UTC seconds).
+
+    It could not where nothing runs or is reserved and all that is queued is held or not due, with the reason noted.
+    One read: an idle `spool tick` from cron imports neither the policy nor the launcher.
+    """
+    queued, work = store.rows(
+        "SELECT count(*), coalesce(sum(state != 'queued' OR reason_text = ''"
+        " OR (hold = '' AND begin_at <= ? AND not_before <= ?)), 0)"
+        f" FROM jobs WHERE state IN {UNFINISHED_STATES}",
+        (now, now),
+    )[0]
+    return queued, bool(work or store.rows("SELECT 1 FROM reservations LIMIT 1"))
 
 
 def spawn(folders: Folders, module: str, *arguments: str) -> int:

@@ -19,7 +19,11 @@ class NodeRoom:
         self.machine = machine
         self.cpus = machine.cpus
         self.memory_mib = machine.memory_mib
-        self.all_gpus: dict[str, Gpu] = {gpu.uuid: gpu for gpu in machine.gpus if gpu.usable}
+        gpus = sorted(machine.gpus, key=lambda gpu: (gpu.index, gpu.uuid))
+        self.all_gpus: dict[str, Gpu] = {gpu.uuid: gpu for gpu in gpus if gpu.usable}
+        self._counts = {"": len(self.all_gpus)}
+        for gpu in self.all_gpus.values():
+            self._counts[gpu.type] = self._counts.get(gpu.type, 0) + 1
         self.gpus = dict(self.all_gpus)
         self.leaving: dict[str, int] = {}  # usable GPU → the job that gives it back soon
         self.leaving_jobs: list[int] = []
@@ -68,25 +72,25 @@ class NodeRoom:
                 for gpu in self.gpus.values()
                 if gpu.uuid not in self.kept_gpus and gpu_type in ("", gpu.type)
             ]
-            found.sort(key=lambda gpu: (gpu.index, gpu.uuid))
             self._open[gpu_type] = found
         return found
 
     def leaving_gpus(self, gpu_type: str) -> list[str]:
-        """GPUs of that type that stopping jobs give back soon and that are kept for nobody."""
+        """GPUs of that type that stopping jobs give back soon and that are kept for nobody, by index."""
+        if not self.leaving:
+            return []
         return [
             uuid
-            for uuid in self.leaving
-            if uuid not in self.kept_gpus and gpu_type in ("", self.all_gpus[uuid].type)
+            for uuid, gpu in self.all_gpus.items()
+            if uuid in self.leaving and uuid not in self.kept_gpus and gpu_type in ("", gpu.type)
         ]
 
     def could_hold(self, job: Pending) -> bool:
         """Whether the job would fit if nothing else were here."""
-        gpus = self.all_gpus.values()
         return (
             self.machine.cpus >= self.least_cpus(job)
             and self.machine.memory_mib >= job.memory_mib
-            and sum(job.gpu_type in ("", gpu.type) for gpu in gpus) >= job.gpus
+            and self._counts.get(job.gpu_type, 0) >= job.gpus
         )
 
     def take(self, gpu_uuids: tuple[str, ...], cpus: int, memory_mib: int) -> None:
@@ -188,9 +192,9 @@ class Ledger:
         if node is None:
             return
         node.take(job.gpu_uuids, job.cpus, job.memory_mib)
-        if now < job.ends_at < node.next_end[0] and not job.stopping:
-            node.next_end = (job.ends_at, job.id)
         if not job.stopping:
+            if now < job.ends_at < NEVER:
+                node.next_end = min(node.next_end, (job.ends_at, job.id))
             if job.preemptible:
                 self.victims.setdefault(job.node, {})[job.id] = job
         elif now < job.ends_at + HUNG_AFTER_S:

@@ -27,17 +27,15 @@ def preempt(ledger: Ledger, job: Pending, now: float, latest: float = NEVER) -> 
     """
     within = entitled(ledger, job)
     best: tuple[tuple[tuple[int, int, int], float, int], Preemption] | None = None
-    for name, victims in ledger.victims.items():
-        node = ledger.nodes[name]
-        missing = lacks(ledger, node, job)
+    for name, node in ledger.nodes.items():
         candidates = [
             victim
-            for victim in victims.values()
+            for victim in ledger.victims.get(name, {}).values()
             if victim.protected_until <= now and more_entitled(ledger, job, victim, within=within)
         ]
         if not candidates or not node.could_hold(job):
             continue
-        chosen = _choose(ledger, node, job, missing, candidates, now)
+        chosen = _choose(ledger, node, job, candidates, now)
         if not chosen:
             continue
         ready = now + max(victim.grace_s for victim in chosen) + ledger.state.term_to_kill_s
@@ -138,9 +136,10 @@ def _regret(ledger: Ledger, job: Pending, victim: Active) -> tuple[int, int, int
 
 
 def _choose(
-    ledger: Ledger, node: NodeRoom, job: Pending, missing: Amounts, candidates: list[Active], now: float
+    ledger: Ledger, node: NodeRoom, job: Pending, candidates: list[Active], now: float
 ) -> list[Active]:
-    """Victims on `node` after which nothing of `missing` is missing; empty when there is no such set."""
+    """Victims on `node` after which nothing is missing there; empty when there is no such set."""
+    missing = lacks(ledger, node, job)
     if not _any(missing):
         return []  # what stops already is enough
     given = {victim.id: _gives(node, job, victim) for victim in candidates}
@@ -155,7 +154,7 @@ def _choose(
     chosen = _greedy(ledger, job, missing, candidates, given)
     if not chosen:
         # A small victim may have brought its project down to quota and so protected the large one that is needed.
-        candidates.sort(key=lambda victim: -given[victim.id][0])
+        candidates.sort(key=lambda victim: given[victim.id][0], reverse=True)
         chosen = _greedy(ledger, job, missing, candidates, given)
     return chosen
 

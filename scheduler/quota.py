@@ -27,9 +27,11 @@ def admit(ledger: Ledger, job: Pending) -> Wait | Never | None:
     if limit is not None and job.gpus > limit:
         text = f"asks for {_gpus(job.gpus, '')}, its project {project.name!r} may hold at most {limit:g}"
         return Never("Limit", text)
-    never = None if job.preemptible else _beyond_quota(ledger, job)
-    if never is not None:
-        return never
+    if not job.preemptible:
+        blocked = _beyond_quota(ledger, job) or _quota(ledger, job)
+        if blocked is not None:
+            return blocked
+    # The limit comes last: it is the only one that stopping the project's own jobs can help.
     held = ledger.held.get(job.project, 0)
     if limit is not None:
         more = max(held, ledger.to_hold(job.project)) + job.gpus - limit
@@ -38,8 +40,14 @@ def admit(ledger: Ledger, job: Pending) -> Wait | Never | None:
                 f"needs {_gpus(more)} under the limit of project {project.name!r} ({held} of {limit:g} held)"
             )
             return Wait("Limit", text)
-    if job.preemptible or within_quota(ledger, job):
+    return None
+
+
+def _quota(ledger: Ledger, job: Pending) -> Wait | None:
+    """Why quotas do not admit a non-preemptible `job` now."""
+    if within_quota(ledger, job):
         return None
+    project = ledger.state.projects[job.project]
     firm = ledger.firm.get(job.project, 0)
     quota = project.quota or 0.0
     if ledger.state.classes[job.job_class].quota_bound:

@@ -11,10 +11,12 @@ import os
 import sqlite3
 import stat
 from collections.abc import Callable, Iterable
+from functools import cache
 from typing import Any
 from urllib.parse import quote
 
 from .database import journal_mode
+from .drift import describe, drift, wanted_schema
 from .folders import WAL_FILE_SYSTEMS, Folders, file_system
 from .migrations import VERSION, found_version
 from .model import FINAL, LIVE, State
@@ -61,91 +63,22 @@ def check_database(folders: Folders) -> Findings:
     return found
 
 
-def describe(connection: sqlite3.Connection) -> dict[str, dict[str, Any]]:
-    """The schema of a database as values that can be compared: table → columns, foreign keys, indexes, numbering.
+@cache
+def _readers() -> list[tuple[str, list[str], Any]]:
+    """Table, primary key and a pydantic model that reads a row, for each table.
 
-    Columns are (name, type, not null, place in the primary key, default) in their order.
+    The SQLModel classes' own types without the ORM around them, which takes ten times as long for each row.
     """
-    found = {}
-    tables = connection.execute(
-        "SELECT name, sql FROM sqlite_master WHERE type = 'table' AND name NOT LIKE 'sqlite\\_%' ESCAPE '\\'"
-    ).fetchall()
-    for table, sql in tables:
-        columns = [
-            (name, kind.upper(), bool(not_null), key, default)
-            for _, name, kind, not_null, default, key in connection.execute(f'PRAGMA table_info("{table}")')
-        ]
-        foreign = sorted(
-            (row[3], row[2], row[4]) for row in connection.execute(f'PRAGMA foreign_key_list("{table}")')
-        )
-        found[table] = {
-            "columns": columns,
-            "foreign keys": foreign,
-            "indexes": _indexes(connection, table),
-            "numbers never used again": "AUTOINCREMENT" in sql.upper(),
-        }
+    from pydantic import create_model
+
+    from .schema import TABLES
+
+    found = []
+    for model in TABLES:
+        types: Any = {name: (info.annotation, ...) for name, info in model.model_fields.items()}
+        keys = [column.name for column in model.__table__.primary_key]  # type: ignore[attr-defined]
+        found.append((str(model.__tablename__), keys, create_model(model.__name__, **types)))
     return found
-
-
-def _indexes(connection: sqlite3.Connection, table: str) -> dict[str, tuple[Any, ...]]:
-    """Index → (unique, columns, condition); those that SQLite makes for keys go by what they hold."""
-    found = {}
-    for _, name, unique, origin, _ in connection.execute(f'PRAGMA index_list("{table}")').fetchall():
-        columns = tuple(row[2] for row in connection.execute(f'PRAGMA index_info("{name}")'))
-        sql = connection.execute("SELECT sql FROM sqlite_master WHERE name = ?", (name,)).fetchone()[0]
-        condition = " ".join((sql or "").partition(" WHERE ")[2].split())
-        label = name if origin == "c" else f"{'unique' if origin == 'u' else 'key'} {', '.join(columns)}"
-        found[label] = (bool(unique), columns, condition)
-    return found
-
-
-def drift(found: dict[str, dict[str, Any]], wanted: dict[str, dict[str, Any]]) -> list[str]:
-    """How one schema (`describe`) differs from another, a sentence each."""
-    said = [f"The table {name} is missing." for name in wanted if name not in found]
-    said += [f"The table {name} is not of this schema." for name in found if name not in wanted]
-    for table in wanted:
-        if table not in found:
-            continue
-        is_now, should_be = found[table], wanted[table]
-        said += _drift_of_columns(table, is_now["columns"], should_be["columns"])
-        for what in ("foreign keys", "indexes", "numbers never used again"):
-            if is_now[what] != should_be[what]:
-                said.append(
-                    f"The {what} of table {table} differ: found {is_now[what]}, should be {should_be[what]}."
-                )
-    return said
-
-
-def _drift_of_columns(table: str, found: list[tuple[Any, ...]], wanted: list[tuple[Any, ...]]) -> list[str]:
-    here, there = {column[0]: column for column in found}, {column[0]: column for column in wanted}
-    said = [f"The column {name} of table {table} is missing." for name in there if name not in here]
-    said += [
-        f"The column {name} of table {table} is not of this schema." for name in here if name not in there
-    ]
-    for name, column in there.items():
-        if name in here and here[name] != column:
-            said.append(f"The column {name} of table {table} is {here[name][1:]}, should be {column[1:]}.")
-    if not said and [column[0] for column in found] != [column[0] for column in wanted]:
-        said.append(f"The columns of table {table} stand in another order.")
-    return said
-
-
-def wanted_schema() -> dict[str, dict[str, Any]]:
-    """`describe` of the schema that `schema.py` defines."""
-    from sqlalchemy.dialects import sqlite
-    from sqlalchemy.schema import CreateIndex, CreateTable
-
-    from .schema import METADATA
-
-    blank = sqlite3.connect(":memory:")
-    try:
-        for table in METADATA.sorted_tables:
-            blank.execute(str(CreateTable(table).compile(dialect=sqlite.dialect())))
-            for index in table.indexes:
-                blank.execute(str(CreateIndex(index).compile(dialect=sqlite.dialect())))
-        return describe(blank)
-    finally:
-        blank.close()
 
 
 def _files(folders: Folders, found: Findings) -> None:
@@ -383,17 +316,10 @@ class _Look:
         return bool(said)
 
     def rows(self) -> None:
-        from pydantic import ValidationError, create_model
+        from pydantic import ValidationError
 
-        from .schema import TABLES
-
-        for model in TABLES:
-            # The model's own types without the ORM around them, which takes ten times as long for each row.
-            types: Any = {name: (info.annotation, ...) for name, info in model.model_fields.items()}
-            reader = create_model(model.__name__, **types)
-            table, columns = str(model.__tablename__), list(model.model_fields)
-            keys = [column.name for column in model.__table__.primary_key]  # type: ignore[attr-defined]
-            said = []
+        for table, keys, reader in _readers():
+            columns, said = list(reader.model_fields), []
             for row in self.db.execute(f"SELECT {', '.join(columns)} FROM {table}"):
                 values = dict(zip(columns, row, strict=True))
                 try:

@@ -92,7 +92,8 @@ def decide(job: JobFacts, end: EndFacts, now: float, jitter: float) -> Next:
     row = _bounded(job, row)
     # What the user asked for holds even if the attempt ended before the signal reached it.
     if row.state is State.QUEUED and job.wish == Stop.CANCEL:
-        return _replace(row, state=State.CANCELLED, not_before=0.0, text=row.text + "; cancelled as asked")
+        text = f"{row.text}; cancelled as asked"
+        return _replace(row, state=State.CANCELLED, hold="", not_before=0.0, text=text)
     if row.state is State.QUEUED and job.wish == Stop.USER_STOP and not row.hold:
         return _replace(row, hold="stop", not_before=0.0)
     return row

@@ -20,8 +20,13 @@ _JOB_FIELDS = len(JOB_COLUMNS.split(","))
 _LIVE = (
     f"SELECT {', '.join(f'j.{name.strip()}' for name in JOB_COLUMNS.split(','))},"
     f" {', '.join(f'a.{name.strip()}' for name in ATTEMPT_COLUMNS.split(','))}"
-    " FROM attempts a JOIN jobs j ON j.id = a.job_id AND j.attempt = a.number"
+    " FROM attempts a CROSS JOIN jobs j ON j.id = a.job_id AND j.attempt = a.number"
     " WHERE a.ended_at IS NULL ORDER BY a.job_id"
+)
+#: CROSS JOIN is how SQLite is told to begin with the few live attempts, not with all that ever ended.
+_LIVE_STREAMS = (
+    "SELECT s.job_id, s.attempt, s.incarnation, s.rank, s.offset, s.next_number FROM attempts a"
+    " CROSS JOIN streams s ON s.job_id = a.job_id AND s.attempt = a.number WHERE a.ended_at IS NULL"
 )
 
 
@@ -106,10 +111,7 @@ class LifecycleVerbs(Session):
                 found[job.id, attempt.number] = LiveAttempt(job, attempt)
         if not found:
             return []
-        streams = self.rows(
-            "SELECT s.job_id, s.attempt, s.incarnation, s.rank, s.offset, s.next_number FROM streams s"
-            " JOIN attempts a ON a.job_id = s.job_id AND a.number = s.attempt WHERE a.ended_at IS NULL"
-        )
+        streams = self.rows(_LIVE_STREAMS)
         for number, attempt_number, incarnation, rank, offset, next_number in streams:
             if live := found.get((number, attempt_number)):
                 live.streams[incarnation, rank] = (offset, next_number)

@@ -253,6 +253,21 @@ def test_many_jobs_are_asked_about(quiet: Any) -> None:
     assert quiet.run("queue").stdout == ""
 
 
+def test_other_peoples_jobs_are_asked_about(quiet: Any) -> None:
+    import sqlite3
+
+    quiet.submit("-H", "--", "true")
+    with sqlite3.connect(quiet.state / "spool.db") as db:
+        db.execute("UPDATE jobs SET user = 'alice'")
+    db.close()
+    refused = quiet.run("cancel", "1", check=False)
+    assert refused.returncode == 2 and "job 1 of alice" in refused.stderr
+    code, screen = at_terminal(quiet, "cancel", "1", answer=b"n\n")
+    assert code == 1 and "cancel job 1 of alice?" in screen
+    assert quiet.state_of(1) == "queued"
+    assert quiet.run("cancel", "--yes", "1").returncode == 0
+
+
 # -- tables --------------------------------------------------------------------------------------------------
 
 

@@ -27,7 +27,7 @@ PROGRAMS = Path(__file__).resolve().parents[1] / "support" / "programs"
 RANK, GLOO = PROGRAMS / "elastic_rank.py", PROGRAMS / "elastic_gloo.py"
 # The launcher runs under users' Pythons: name another one here to try it with that one and its torch.
 PYTHON = os.environ.get("ELASTIC_TEST_PYTHON", sys.executable)
-DEADLINE_S = 60.0
+DEADLINE_S = 120.0
 # What torch gives each rank, as under torchrun.
 TORCH_NAMES = {
     "RANK", "LOCAL_RANK", "GROUP_RANK", "ROLE_RANK", "ROLE_NAME", "WORLD_SIZE", "LOCAL_WORLD_SIZE",

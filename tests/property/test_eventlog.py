@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import tempfile
 from collections.abc import Iterator
 
 import pytest
@@ -11,6 +10,7 @@ from gpuspool.spool import eventlog
 from gpuspool.spool.eventlog import Batch, EventWriter, Line, read
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from spools import quick_folder
 
 KINDS = st.sampled_from(["started", "heartbeat", "checkpoint", "signalled", "é\n"])
 DATA = st.dictionaries(
@@ -34,9 +34,8 @@ GARBAGE = st.binary(max_size=40) | st.sampled_from(
 
 @pytest.fixture(scope="module")
 def path() -> Iterator[str]:
-    # In memory where that can be had: thousands of fsyncs.
-    with tempfile.TemporaryDirectory(dir="/dev/shm" if os.path.isdir("/dev/shm") else None) as folder:
-        yield os.path.join(folder, "events")
+    with quick_folder() as folder:
+        yield str(folder / "events")
 
 
 def written(path: str, events: list[tuple[str, float, dict[str, object]]]) -> bytes:

@@ -134,6 +134,8 @@ def quotas(state: ClusterState, decided: Plan) -> None:
 
 def preemptions(state: ClusterState, decided: Plan, now: float) -> None:
     running_now = {entry.id: entry for entry in state.active}
+    after = carried_out(state, decided, TEN_PM)
+    owner = {entry.id: entry.project for entry in state.pending}
     chosen: list[int] = []
     for entry in decided.preemptions:
         assert entry.victims and entry.beneficiary.id in decided.reasons
@@ -144,8 +146,10 @@ def preemptions(state: ClusterState, decided: Plan, now: float) -> None:
             assert victim.node == entry.room.node
             chosen.append(victim.id)
             if victim.project != entry.beneficiary.project:
-                quota = state.projects[victim.project].quota or 0
-                assert held(state, victim.project) > quota and entry.beneficiary.gpus and victim.gpu_uuids
+                # With what it starts and what it is promised, the victim's project holds more than its quota.
+                promised = sum(len(r.gpu_uuids) for r in after.rooms if owner[r.job] == victim.project)
+                assert held(after, victim.project) + promised > (state.projects[victim.project].quota or 0)
+                assert entry.beneficiary.gpus and victim.gpu_uuids
     assert len(chosen) == len(set(chosen)), "nobody is preempted twice"
 
 

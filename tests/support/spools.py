@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -27,6 +31,13 @@ def make_folders(root: Path) -> Folders:
         path.mkdir(mode=0o700, parents=True, exist_ok=True)
         made.append(str(path))
     return Folders(*made)
+
+
+@contextmanager
+def quick_folder() -> Iterator[Path]:
+    """A folder in memory where that can be had, for tests that make thousands of things durable."""
+    with tempfile.TemporaryDirectory(dir="/dev/shm" if os.path.isdir("/dev/shm") else None) as path:
+        yield Path(path)
 
 
 def submission(command: str = "true", /, spec: JobSpec | None = None, **changes: Any) -> Submission:

@@ -18,7 +18,8 @@ from gpuspool.cli.text import count, iso, safe, safe_lines, shorten, table, widt
         ("\x9b31m", "\\x9b31m"),  # the one-byte form of ESC [
         ("\u202egnp.exe", "\\u202egnp.exe"),  # right-to-left override
         ("\u2028next", "\\u2028next"),
-        ("stray \udcff byte", "stray \\udcff byte"),
+        ("stray \udcff byte", "stray \\xff byte"),
+        ("half \ud83d of a pair", "half \\ud83d of a pair"),
         ("", ""),
     ],
 )

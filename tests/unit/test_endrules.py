@@ -439,7 +439,7 @@ def test_a_start_that_worked_clears_the_launch_failures_and_a_revoked_one_does_n
 )
 def test_a_cancel_holds_though_no_signal_reached_the_job(end: dict[str, Any]) -> None:
     found = after(but(JOB, wish="cancel"), **end)
-    assert (found.state, found.not_before) == (State.CANCELLED, 0.0)
+    assert (found.state, found.hold, found.not_before) == (State.CANCELLED, "", 0.0)
     assert found.text.endswith("; cancelled as asked")
 
 

@@ -69,9 +69,8 @@ def test_hot_commands_import_little(box: Any, fake_nvml: Any, command: str) -> N
     box.submit("-H", "--", "true")
     found = imported(box, *HOT[command])
     assert not found & set(HEAVY)
-    if command != "tick":
-        assert "ctypes" not in found
-        assert not {name for name in found if name.startswith("gpuspool.launch")}
+    assert "ctypes" not in found
+    assert not {name for name in found if name.startswith("gpuspool.launch")}
     assert "gpuspool.api" not in found
 
 
