@@ -30,6 +30,7 @@ class Bench:
     def __init__(self, **settings: str) -> None:
         self.root = Path(tempfile.mkdtemp(prefix="spool-bench-"))
         self.env = {name: value for name, value in os.environ.items() if not name.startswith("GPUSPOOL_")}
+        self.env.pop("PYTHONDONTWRITEBYTECODE", None)  # users have their bytecode
         self.env |= {
             "GPUSPOOL_CFG_STATE_DIR": str(self.root / "spool"),
             "GPUSPOOL_CFG_LOCAL_CPUS": "8",

@@ -9,7 +9,7 @@ import time
 
 import click
 
-from ..scheduler.handover import spawn, wake
+from ..scheduler.handover import LAST, spawn, wake
 from .session import Session, print_json, session
 from .text import safe
 
@@ -39,16 +39,18 @@ def start(session: Session, foreground: bool) -> None:
             _served(other.pid, other.host)
         return
     other = service.serving(session.folders)
-    if other is not None and wake(session.folders):
-        _served(other.pid, other.host)
+    if other is not None and wake(session.folders, LAST):
+        click.echo(
+            f"daemon serves: process {other.pid} on {other.host}; it was there already, and lasts from now on"
+        )
+        return
     pid = spawn(session.folders, "gpuspool.cli.main", "daemon", "start", "--foreground")
     give_up = time.monotonic() + START_PATIENCE_S
     while time.monotonic() < give_up:
         other = service.serving(session.folders)
-        if other is not None and wake(session.folders):
-            if other.pid != pid:  # somebody else was quicker
-                _served(other.pid, other.host)
-            click.echo(f"daemon started: process {other.pid} on {other.host}")
+        if other is not None and wake(session.folders, LAST):
+            was = "daemon started" if other.pid == pid else "daemon serves"  # somebody else was quicker
+            click.echo(f"{was}: process {other.pid} on {other.host}")
             return
         if not os.path.exists(f"/proc/{pid}") and other is None:
             break

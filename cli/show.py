@@ -162,11 +162,10 @@ def error_file(view: JobView, attempt: Attempt) -> str:
 def _file(view: JobView, attempt: Attempt, pattern: str) -> str:
     if not pattern:
         return ""
-    from ..sbatch.patterns import fill
+    from ..sbatch.patterns import fill, job_names
 
     job = view.job
-    names = {"j": str(job.id), "x": job.name, "u": job.user, "N": attempt.node, "A": str(job.id), "a": "0"}
-    return fill(pattern, names, view.spec.cwd)
+    return fill(pattern, job_names(job.id, job.name, job.user, attempt.node), view.spec.cwd)
 
 
 def view_json(view: JobView) -> dict[str, Any]:

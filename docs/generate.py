@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import click
+
 from gpuspool.cli.main import COMMANDS, EXIT_CODES, spool
 from gpuspool.sbatch.environment import RUNTIME_VARIABLES
 from gpuspool.spool.config import BUILT_IN_CLASSES, PRIORITIES, SETTINGS, SYSTEM_FILE

@@ -7,7 +7,8 @@ common ones beside them.
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+
+from ..spool.values import dataclass
 
 
 @dataclass(frozen=True, slots=True)

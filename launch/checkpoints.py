@@ -21,9 +21,9 @@ import re
 import stat
 import struct
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 from typing import Any
 
+from ..spool.values import dataclass
 from .fileformats import (
     BadCheckpoint,
     Reader,

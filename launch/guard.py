@@ -11,9 +11,9 @@ import os
 import signal
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
 
 from ..spool.model import Stop, stronger
+from ..spool.values import dataclass, field
 from . import cgroup
 from .plan import AttemptPlan, StopRequest
 from .processes import (

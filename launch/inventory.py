@@ -10,10 +10,10 @@ from __future__ import annotations
 import os
 import re
 import sys
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from ..spool.processes import boot_id, host_name
+from ..spool.values import dataclass
 from .nvml import Gpu, GpuFault, host_memory_mib
 
 if TYPE_CHECKING:

@@ -5,10 +5,9 @@ from __future__ import annotations
 import os
 import stat
 import sys
-from dataclasses import dataclass
 from typing import Any
 
-from ..sbatch.patterns import fill
+from ..sbatch.patterns import fill, job_names
 from ..spool.config import Config
 from ..spool.durable import claim, make_private, read_json, write_json, write_passing
 from ..spool.eventlog import read
@@ -16,6 +15,7 @@ from ..spool.folders import Folders
 from ..spool.lifecycle import LiveAttempt
 from ..spool.model import JobSpec
 from ..spool.processes import ProcessName, boot_id, host_name
+from ..spool.values import dataclass
 from . import cgroup
 from .command import ELASTIC, job_argv, job_environment
 from .forkserver import ForkServer, spawn_cold
@@ -70,7 +70,7 @@ class LocalBackend:
                 write_passing(os.path.join(folder, ELASTIC), source.read())
         scratch = self._scratch(attempt.token)
         gpu_uuids = _uuids(attempt.gpu_uuids)
-        names = {"j": str(job.id), "x": job.name, "u": job.user, "N": self.node, "A": str(job.id), "a": "0"}
+        names = job_names(job.id, job.name, job.user, self.node)
         output = fill(spec.output, names, spec.cwd) if spec.output else os.path.join(folder, "output.log")
         done = os.path.join(folder, "done")
         facts = {

@@ -12,11 +12,11 @@ from __future__ import annotations
 import re
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, TypeVar
 
 from ..spool.errors import GpuspoolError
+from ..spool.values import dataclass
 
 _T = TypeVar("_T")
 _MIB = 1 << 20

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import json
 import os
-from dataclasses import dataclass, field
 from typing import Any
 
 from ..spool.durable import read_json, write_json, write_passing
 from ..spool.errors import GpuspoolError
+from ..spool.values import dataclass, field
 
 FORMAT = 1
 

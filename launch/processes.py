@@ -10,9 +10,9 @@ from __future__ import annotations
 import ctypes
 import os
 import signal
-from dataclasses import dataclass
 
 from ..spool.processes import start_time
+from ..spool.values import dataclass
 
 MARKER = "GPUSPOOL_TOKEN"
 PR_SET_CHILD_SUBREAPER = 36

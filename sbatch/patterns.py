@@ -26,3 +26,8 @@ def fill(pattern: str, names: dict[str, str], cwd: str) -> str:
         return text.zfill(min(int(width), 10)) if width and text.isdigit() else text
 
     return os.path.join(cwd, _PATTERN.sub(one, pattern))
+
+
+def job_names(job: int, name: str, user: str, node: str) -> dict[str, str]:
+    """What the letters of a pattern stand for, for a job that is no array's element."""
+    return {"j": str(job), "A": str(job), "a": "0", "x": name, "u": user, "N": node}

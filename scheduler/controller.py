@@ -11,7 +11,6 @@ import os
 import secrets
 import signal
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from typing import Any
 
 from ..launch.local import LocalBackend
@@ -25,6 +24,7 @@ from ..spool.lifecycle import Claim, Ending, LiveAttempt, Room, StreamUpdate
 from ..spool.model import JobSpec, State, Stop
 from ..spool.processes import ProcessName
 from ..spool.store import Store
+from ..spool.values import dataclass, field
 from . import ends, snapshot
 from .nodes import NodeWatch
 from .plan import plan

@@ -24,7 +24,7 @@ from ..spool.folders import Folders
 from ..spool.processes import ProcessName
 from ..spool.store import Store, open_store
 from .controller import Controller, Report
-from .handover import wake
+from .handover import LAST, wake
 
 #: How often a daemon looks though nothing woke it.
 LOOK_EVERY_S = 15.0
@@ -254,6 +254,7 @@ class Daemon:
                 said = os.read(self.fifo, 65536)
             except BlockingIOError:
                 said = b""
+            self.lasting = self.lasting or LAST in said
             if not said or self.stop_asked or said.strip(b"s"):
                 return
             # News that free no room: gather more of them for a moment.

@@ -11,15 +11,18 @@ from ..spool.folders import Folders
 from ..spool.session import UNFINISHED_STATES
 from ..spool.store import Store
 
+#: Through the wake FIFO: serve until you are stopped.
+LAST = b"l"
 
-def wake(folders: Folders) -> bool:
-    """Wake the daemon of this host; False when none serves."""
+
+def wake(folders: Folders, word: bytes = b"c") -> bool:
+    """Wake the daemon of this host; False when none serves. The word `LAST` makes an on-demand one a lasting one."""
     try:
         fd = os.open(folders.wake, os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError:
         return False
     try:
-        os.write(fd, b"c")
+        os.write(fd, word)
     except BlockingIOError:
         pass  # full of wake-ups already
     except OSError:

@@ -23,7 +23,8 @@ class NodeRoom:
         self.all_gpus: dict[str, Gpu] = {gpu.uuid: gpu for gpu in gpus if gpu.usable}
         self._counts = {"": len(self.all_gpus)}
         for gpu in self.all_gpus.values():
-            self._counts[gpu.type] = self._counts.get(gpu.type, 0) + 1
+            if gpu.type:
+                self._counts[gpu.type] = self._counts.get(gpu.type, 0) + 1
         self.gpus = dict(self.all_gpus)
         self.leaving: dict[str, int] = {}  # usable GPU → the job that gives it back soon
         self.leaving_jobs: list[int] = []
@@ -32,10 +33,8 @@ class NodeRoom:
         self.kept_cpus = 0
         self.kept_memory_mib = 0
         self.kept_gpus: dict[str, int] = {}  # GPU → the job that it is kept for
-        self.next_end: tuple[float, int] = (
-            NEVER,
-            0,
-        )  # the first known end of what runs here, and whose it is
+        #: The first known end of what runs here, and whose it is.
+        self.next_end: tuple[float, int] = (NEVER, 0)
         self._open: dict[str, list[Gpu]] = {}
 
     def cpus_for(self, job: Pending) -> int:

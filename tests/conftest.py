@@ -68,7 +68,8 @@ class Box:
             "XDG_RUNTIME_DIR": str(runtime),
             "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
         }
-        for name in ("XDG_CONFIG_HOME", "XDG_STATE_HOME", "SCRATCH", "WORK"):
+        # Whatever the machine sets, commands may keep their bytecode: compiling themselves each time takes half of theirs.
+        for name in ("XDG_CONFIG_HOME", "XDG_STATE_HOME", "SCRATCH", "WORK", "PYTHONDONTWRITEBYTECODE"):
             self.env.pop(name, None)
 
     def set(self, **settings: str) -> None:
@@ -76,7 +77,9 @@ class Box:
         for name, value in settings.items():
             self.env[f"GPUSPOOL_CFG_{name}"] = value
 
-    def run(self, *words: str, check: bool = True, cwd: Path | None = None, **more: Any) -> subprocess.CompletedProcess[str]:
+    def run(
+        self, *words: str, check: bool = True, cwd: Path | None = None, **more: Any
+    ) -> subprocess.CompletedProcess[str]:
         """Run `spool WORDS`."""
         done = subprocess.run(
             [sys.executable, "-m", "gpuspool.cli.main", *words],
@@ -89,7 +92,9 @@ class Box:
             **more,
         )
         if check and done.returncode:
-            raise AssertionError(f"spool {' '.join(words)} gave {done.returncode}:\n{done.stdout}\n{done.stderr}")
+            raise AssertionError(
+                f"spool {' '.join(words)} gave {done.returncode}:\n{done.stdout}\n{done.stderr}"
+            )
         return done
 
     def submit(self, *words: str) -> int:
@@ -115,7 +120,9 @@ class Box:
         try:
             return until(look, seconds)  # type: ignore[no-any-return]
         except AssertionError:
-            raise AssertionError(f"job {job} is not {wanted}:\n{self.run('show', '--events', str(job)).stdout}") from None
+            raise AssertionError(
+                f"job {job} is not {wanted}:\n{self.run('show', '--events', str(job)).stdout}"
+            ) from None
 
     def events(self, job: int, kind: str = "") -> list[dict[str, Any]]:
         """The job's events, of one kind."""
@@ -123,7 +130,9 @@ class Box:
 
     def output(self, job: int, attempt: int = 1) -> str:
         """What an attempt wrote."""
-        return (self.state / "jobs" / str(job) / "attempts" / str(attempt) / "output.log").read_text(errors="replace")
+        return (self.state / "jobs" / str(job) / "attempts" / str(attempt) / "output.log").read_text(
+            errors="replace"
+        )
 
     def daemon_pid(self) -> int:
         """The daemon's pid, 0 when none serves."""
@@ -185,7 +194,9 @@ def pytest_terminal_summary(terminalreporter: Any) -> None:
     if left_out or deselected:
         terminalreporter.section("LEFT OUT", sep="!", red=True)
         for report in left_out:
-            terminalreporter.line(f"skipped: {report.nodeid}: {report.longrepr[2] if report.longrepr else ''}")
+            terminalreporter.line(
+                f"skipped: {report.nodeid}: {report.longrepr[2] if report.longrepr else ''}"
+            )
         if deselected:
             terminalreporter.line(f"deselected: {len(deselected)} tests")
 
@@ -193,5 +204,10 @@ def pytest_terminal_summary(terminalreporter: Any) -> None:
 def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
     """Where the run has to be complete, a skipped test is a failed run."""
     reporter = session.config.pluginmanager.get_plugin("terminalreporter")
-    if os.environ.get("SPOOL_TESTS_COMPLETE") and reporter and reporter.stats.get("skipped") and exitstatus == 0:
+    if (
+        os.environ.get("SPOOL_TESTS_COMPLETE")
+        and reporter
+        and reporter.stats.get("skipped")
+        and exitstatus == 0
+    ):
         session.exitstatus = 1

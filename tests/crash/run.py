@@ -1,9 +1,9 @@
 """Kill the real program at every system call of every scenario, and look at what comes of it.
 
-    python tests/crash/run.py                      every point of every scenario; prints them all
-    python tests/crash/run.py --list               the scenarios
-    python tests/crash/run.py settle --at 213      one point, with the whole story when something is wrong
-    python tests/crash/run.py --calls settle       the system calls of an undisturbed run
+python tests/crash/run.py                      every point of every scenario; prints them all
+python tests/crash/run.py --list               the scenarios
+python tests/crash/run.py settle --at 213      one point, with the whole story when something is wrong
+python tests/crash/run.py --calls settle       the system calls of an undisturbed run
 """
 
 from __future__ import annotations
@@ -41,7 +41,9 @@ def compile_job(folder: Path) -> Path:
     compiler = shutil.which("cc") or shutil.which("gcc")
     if compiler is None:
         raise SystemExit("the crash harness needs a C compiler: install gcc")
-    subprocess.run([compiler, "-std=gnu11", "-O1", "-Wall", "-Wextra", str(PROGRAM), "-o", str(target)], check=True)
+    subprocess.run(
+        [compiler, "-std=gnu11", "-O1", "-Wall", "-Wextra", str(PROGRAM), "-o", str(target)], check=True
+    )
     return target
 
 
@@ -94,11 +96,21 @@ def drive(names: list[str], workers: int, points: list[int], told: Any = None) -
     base = base_folder()
     try:
         program = compile_job(base)
-        command = [sys.executable, str(Path(__file__).resolve()), "--worker", str(base), str(program), "--share"]
+        command = [
+            sys.executable,
+            str(Path(__file__).resolve()),
+            "--worker",
+            str(base),
+            str(program),
+            "--share",
+        ]
         tail = ["--at", *map(str, points)] if points else []
         running = [
             subprocess.Popen(
-                [*command, f"{share}/{workers}", *names, *tail], stdout=subprocess.PIPE, text=True, stdin=subprocess.DEVNULL
+                [*command, f"{share}/{workers}", *names, *tail],
+                stdout=subprocess.PIPE,
+                text=True,
+                stdin=subprocess.DEVNULL,
             )
             for share in range(workers)
         ]
@@ -120,7 +132,16 @@ def drive(names: list[str], workers: int, points: list[int], told: Any = None) -
                         told(result)
         for process in running:
             if process.wait() != 0:
-                results.append({"scenario": names[0], "n": 0, "call": "", "killed": False, "faults": [f"a worker ended with {process.returncode}"], "story": ""})
+                results.append(
+                    {
+                        "scenario": names[0],
+                        "n": 0,
+                        "call": "",
+                        "killed": False,
+                        "faults": [f"a worker ended with {process.returncode}"],
+                        "story": "",
+                    }
+                )
         return sorted(results, key=lambda result: (names.index(result["scenario"]), result["n"]))
     finally:
         shutil.rmtree(base, ignore_errors=True)
@@ -128,7 +149,9 @@ def drive(names: list[str], workers: int, points: list[int], told: Any = None) -
 
 def main() -> int:
     """The command line."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("scenarios", nargs="*")
     parser.add_argument("--list", action="store_true", help="the scenarios")
     parser.add_argument("--calls", action="store_true", help="only the system calls of an undisturbed run")
@@ -141,7 +164,9 @@ def main() -> int:
 
     from crash_scenarios import SCENARIOS
 
-    names = given.scenarios or [name for name, scenario in SCENARIOS.items() if scenario.quick or not given.quick]
+    names = given.scenarios or [
+        name for name, scenario in SCENARIOS.items() if scenario.quick or not given.quick
+    ]
     for name in names:
         if name not in SCENARIOS:
             parser.error(f"there is no scenario {name!r}; choose from {', '.join(SCENARIOS)}")
@@ -174,14 +199,18 @@ def main() -> int:
                 print(f"{result['scenario']} {number} {call}")
         if result["killed"]:
             count += 1
-            print(f"{result['scenario']} {result['n']} {result['call']}{'  FAULT' if result['faults'] else ''}")
+            print(
+                f"{result['scenario']} {result['n']} {result['call']}{'  FAULT' if result['faults'] else ''}"
+            )
         if len(given.at) == 1:
             print(result.get("story", ""))
     seconds = time.monotonic() - began
     used = resource.getrusage(resource.RUSAGE_CHILDREN)
     cpu = used.ru_utime + used.ru_stime
-    print(f"{count} points in {seconds:.0f} s: {count / seconds * 60:.0f} a minute; {cpu:.0f} CPU seconds, "
-          f"{count / max(cpu, 0.01) * 60:.0f} a minute and CPU; {faulty} faults")
+    print(
+        f"{count} points in {seconds:.0f} s: {count / seconds * 60:.0f} a minute; {cpu:.0f} CPU seconds, "
+        f"{count / max(cpu, 0.01) * 60:.0f} a minute and CPU; {faulty} faults"
+    )
     return 1 if faulty else 0
 
 

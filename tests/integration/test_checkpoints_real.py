@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
 from gpuspool.launch.checkpoints import Broken, Checkpoint, find, verify
 
 pytestmark = [

@@ -10,8 +10,9 @@ import textwrap
 from collections.abc import Iterator
 from typing import Any
 
-import gpuspool
 import pytest
+
+import gpuspool
 from gpuspool.spool.config import load
 from gpuspool.spool.errors import BadRequest, ConfigError, NeverRunnable, NoSuchJob, NoSuchProject
 

@@ -140,6 +140,7 @@ def test_options_reach_the_job(quiet: Any, case: str) -> None:
 
 def test_every_option_is_in_the_table() -> None:
     import click
+
     from gpuspool.cli.submit import submit
 
     given = {word.split("=")[0] for options, _ in OPTIONS.values() for word in options}

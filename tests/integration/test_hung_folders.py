@@ -41,7 +41,14 @@ def test_a_checkpoint_folder_that_comes_to_hang_delays_no_stop(
     folder = tmp_path / "checkpoints"
     folder.mkdir()
     job = box.submit(
-        "--checkpoint-dir", str(folder), "--grace", "2s", "--", sys.executable, "-c", "import time; print('up', flush=True); time.sleep(600)"
+        "--checkpoint-dir",
+        str(folder),
+        "--grace",
+        "2s",
+        "--",
+        sys.executable,
+        "-c",
+        "import time; print('up', flush=True); time.sleep(600)",
     )
     box.wait(job, "running")
     eventually(lambda: "up" in box.output(job))

@@ -17,6 +17,7 @@ from typing import Any
 
 import pytest
 from fake_nvml import FakeGpu, FakeNvml
+
 from gpuspool.launch import inventory
 from gpuspool.launch.inventory import cgroup_limits, local_inventory, nvidia_hardware, nvidia_present
 

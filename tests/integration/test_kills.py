@@ -143,7 +143,9 @@ time.sleep(600 if len(sys.argv) > 1 else 0)
 
 @pytest.mark.parametrize("how", ["ends", "is cancelled"])
 def test_a_grandchild_that_hid_is_stopped_too(box: Any, eventually: Any, cgroup: str, how: str) -> None:
-    job = box.submit("--grace", "0s", "--", sys.executable, "-c", STRAGGLER, *(["x"] if how == "is cancelled" else []))
+    job = box.submit(
+        "--grace", "0s", "--", sys.executable, "-c", STRAGGLER, *(["x"] if how == "is cancelled" else [])
+    )
     eventually(lambda: (box.work / "straggler").exists() and (box.work / "straggler").read_text())
     straggler = int((box.work / "straggler").read_text())
     if how == "is cancelled":
@@ -153,7 +155,9 @@ def test_a_grandchild_that_hid_is_stopped_too(box: Any, eventually: Any, cgroup:
     assert found["state"] == ("cancelled" if how == "is cancelled" else "succeeded")
 
 
-def test_a_grandchild_that_hid_is_found_when_everybody_was_killed(box: Any, eventually: Any, cgroup: str) -> None:
+def test_a_grandchild_that_hid_is_found_when_everybody_was_killed(
+    box: Any, eventually: Any, cgroup: str
+) -> None:
     job = box.submit("--backoff-limit", "0", "--", sys.executable, "-c", STRAGGLER, "x")
     box.wait(job, "running")
     eventually(lambda: (box.work / "straggler").exists() and (box.work / "straggler").read_text())
@@ -193,12 +197,16 @@ def test_a_supervisor_that_comes_late_does_not_run(box: Any, eventually: Any) ->
     box.set(DAEMON_AUTO="false", SUPERVISOR_LAUNCH_PATIENCE="1")
     job = box.submit("--", sys.executable, "-c", WORKER)
     script = Path(__file__).parent.parent / "support" / "programs" / "late_start.py"
-    late = subprocess.run([sys.executable, str(script)], env=box.env, check=True, capture_output=True, text=True)
+    late = subprocess.run(
+        [sys.executable, str(script)], env=box.env, check=True, capture_output=True, text=True
+    )
     folder = late.stdout.strip()
     assert not (box.work / "starts").exists()
     eventually(lambda: box.run("tick") and box.show(job)["attempt"] == 2, 20)
     eventually(lambda: (box.work / "starts").exists())
-    subprocess.run([sys.executable, "-E", "-P", "-m", "gpuspool.launch.supervisor", folder], env=box.env, check=True)
+    subprocess.run(
+        [sys.executable, "-E", "-P", "-m", "gpuspool.launch.supervisor", folder], env=box.env, check=True
+    )
     leave(box, 0)
     eventually(lambda: box.run("tick") and box.state_of(job) == "succeeded")
     assert len(starts(box)) == 1, "one run"
@@ -228,7 +236,9 @@ def test_two_supervisors_of_one_attempt_run_it_once(box: Any, eventually: Any) -
 def test_a_reboot_is_a_lost_node(box: Any, eventually: Any) -> None:
     """Another boot id, bind-mounted over the real one in a mount namespace: requeued, never charged."""
     if os.geteuid() != 0:
-        pytest.fail("needs root to make a mount namespace; run the tests as root or deselect with -m 'not root'")
+        pytest.fail(
+            "needs root to make a mount namespace; run the tests as root or deselect with -m 'not root'"
+        )
     job, recorder, guardian, command = start_worker(box, eventually)
     box.run("daemon", "stop")
     for pid in (recorder, guardian, command):
@@ -238,9 +248,7 @@ def test_a_reboot_is_a_lost_node(box: Any, eventually: Any) -> None:
     fake = box.root / "boot_id"
     fake.write_text("11111111-2222-3333-4444-555555555555\n")
     leave(box, 0)
-    shell = (
-        f"mount --bind '{fake}' /proc/sys/kernel/random/boot_id && exec {sys.executable} -m gpuspool.cli.main daemon start --foreground"
-    )
+    shell = f"mount --bind '{fake}' /proc/sys/kernel/random/boot_id && exec {sys.executable} -m gpuspool.cli.main daemon start --foreground"
     daemon = subprocess.Popen(["unshare", "-m", "sh", "-c", shell], env=box.env, stderr=subprocess.DEVNULL)
     try:
         found = box.wait(job)

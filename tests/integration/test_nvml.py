@@ -14,6 +14,7 @@ from typing import Any
 import pynvml
 import pytest
 from fake_nvml import FakeGpu, FakeNvml
+
 from gpuspool.launch.nvml import Gpu, GpuFault, short_type, visible
 
 ASKER = """

@@ -32,13 +32,17 @@ def test_a_fresh_account_without_anything(box: Any, eventually: Any, tmp_path: P
 
 def test_a_more_entitled_job_preempts_and_gets_the_room(box: Any, eventually: Any) -> None:
     """The room that is made is kept: a small job that comes meanwhile does not take it."""
-    spot = box.submit("--class", "spot", "-c", "4", "--grace", "30s", "--", sys.executable, SAVER, "--save-s", "2")
+    spot = box.submit(
+        "--class", "spot", "-c", "4", "--grace", "30s", "--", sys.executable, SAVER, "--save-s", "2"
+    )
     box.wait(spot, "running")
     eventually(lambda: "from" in box.output(spot))
     entitled = box.submit("--class", "reserved", "-c", "3", "--", "sh", "-c", "echo here; sleep 3")
     box.wait(spot, "stopping")
     small = box.submit("--class", "ondemand", "-c", "2", "--", "true")
-    assert "preempting" in box.run("why", str(entitled)).stdout or "made" in box.run("why", str(entitled)).stdout
+    assert (
+        "preempting" in box.run("why", str(entitled)).stdout or "made" in box.run("why", str(entitled)).stdout
+    )
     found = box.wait(entitled)
     assert found["state"] == "succeeded"
     after = box.show(small)
@@ -46,19 +50,25 @@ def test_a_more_entitled_job_preempts_and_gets_the_room(box: Any, eventually: An
     assert box.wait(small)["state"] == "succeeded"
     eventually(lambda: box.show(spot)["attempt"] == 2 and "from" in box.output(spot, 2), 30)
     first, second = box.output(spot, 1), box.output(spot, 2)
-    assert second.split("from ")[1].split()[0] == first.split("stopped at ")[1].split()[0], "not a step was lost"
+    assert second.split("from ")[1].split()[0] == first.split("stopped at ")[1].split()[0], (
+        "not a step was lost"
+    )
     assert box.show(spot)["attempts"][0]["end_reason"] == "preempted"
 
 
 def test_gpus_are_handed_out_by_uuid_and_never_twice(box: Any, eventually: Any, fake_nvml: Any) -> None:
     fake_nvml.set(4)
     box.env |= fake_nvml.env
-    script = "echo \"$CUDA_DEVICE_ORDER $CUDA_VISIBLE_DEVICES\"; while [ ! -e leave ]; do sleep 0.05; done"
+    script = 'echo "$CUDA_DEVICE_ORDER $CUDA_VISIBLE_DEVICES"; while [ ! -e leave ]; do sleep 0.05; done'
     jobs = [box.submit("-G", str(count), "-c", "1", "--", "sh", "-c", script) for count in (1, 2, 2)]
     for job in jobs[:2]:
         box.wait(job, "running")
         eventually(lambda job=job: box.output(job).strip())
-    known = {gpu["uuid"] for node in json.loads(box.run("node", "list", "--json").stdout)["nodes"] for gpu in node["gpus"]}
+    known = {
+        gpu["uuid"]
+        for node in json.loads(box.run("node", "list", "--json").stdout)["nodes"]
+        for gpu in node["gpus"]
+    }
     given = []
     for job in jobs[:2]:
         order, _, uuids = box.output(job).strip().partition(" ")
@@ -109,17 +119,32 @@ def test_what_another_try_cannot_mend_fails_at_once(box: Any) -> None:
 def test_everybody_ticks_at_once(box: Any, eventually: Any) -> None:
     """Inline ticks of many submits, an on-demand daemon, `spool tick` and `spool daemon start`, all together."""
     (box.work / "ran").mkdir()
-    submit = [sys.executable, "-m", "gpuspool.cli.main", "submit", "--", "sh", "-c", 'echo x >> "ran/$GPUSPOOL_JOB_ID"']
-    running = [subprocess.Popen(submit, env=box.env, cwd=box.work, stdout=subprocess.DEVNULL) for _ in range(12)]
+    submit = [
+        sys.executable,
+        "-m",
+        "gpuspool.cli.main",
+        "submit",
+        "--",
+        "sh",
+        "-c",
+        'echo x >> "ran/$GPUSPOOL_JOB_ID"',
+    ]
+    running = [
+        subprocess.Popen(submit, env=box.env, cwd=box.work, stdout=subprocess.DEVNULL) for _ in range(12)
+    ]
     for words in (["tick"], ["tick"], ["daemon", "start"], ["tick"], ["daemon", "start"]):
         command = [sys.executable, "-m", "gpuspool.cli.main", *words]
-        running.append(subprocess.Popen(command, env=box.env, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL))
+        running.append(
+            subprocess.Popen(command, env=box.env, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        )
     for process in running:
         process.wait(60)
     for job in range(1, 13):
         assert box.wait(job)["state"] == "succeeded"
     assert [len((box.work / "ran" / str(job)).read_text().split()) for job in range(1, 13)] == [1] * 12
-    daemons = [line for line in box.processes().values() if "scheduler.daemon" in line or "daemon start" in line]
+    daemons = [
+        line for line in box.processes().values() if "scheduler.daemon" in line or "daemon start" in line
+    ]
     assert len(daemons) == 1
 
 
@@ -144,7 +169,19 @@ def test_a_spool_that_nobody_schedules_says_so(box: Any) -> None:
 def test_torchrun_jobs_survive_preemption_without_losing_a_step(box: Any, eventually: Any) -> None:
     """Two at once never collide; the stop reaches the ranks; the exit code is the ranks' own."""
     program = str(SUPPORT / "programs" / "elastic_train.py")
-    options = ("--class", "spot", "-c", "2", "--nproc", "2", "--grace", "60s", "--torchrun", "--python", sys.executable)
+    options = (
+        "--class",
+        "spot",
+        "-c",
+        "2",
+        "--nproc",
+        "2",
+        "--grace",
+        "60s",
+        "--torchrun",
+        "--python",
+        sys.executable,
+    )
     jobs = [box.submit(*options, "--", program, "--steps", "150") for _ in range(2)]
     for job in jobs:
         box.wait(job, "running")
@@ -158,7 +195,9 @@ def test_torchrun_jobs_survive_preemption_without_losing_a_step(box: Any, eventu
     stopped = first.split("stopped at ")[1].split()[0]
     assert second.split("resumed from ")[1].split()[0] == stopped
     assert len(box.events(jobs[0], "signalled")) == 1
-    failing = box.submit(*options, "--backoff-limit", "0", "--", program, "--fail-rank", "1", "--fail-code", "41")
+    failing = box.submit(
+        *options, "--backoff-limit", "0", "--", program, "--fail-rank", "1", "--fail-code", "41"
+    )
     assert box.wait(failing, seconds=60)["exit_code"] == 41
 
 
@@ -185,7 +224,9 @@ def test_a_changed_configuration_comes_into_force_while_the_daemon_runs(box: Any
     """A wrong one is named in the daemon's log and the old one stays in force."""
     box.run("daemon", "start")
     pid = box.daemon_pid()
-    box.config_file.write_text("[windows.always]\nzone = 'UTC'\nopen = ['daily 00:00-24:00']\n[classes.offpeak]\nwindow = 'always'\n")
+    box.config_file.write_text(
+        "[windows.always]\nzone = 'UTC'\nopen = ['daily 00:00-24:00']\n[classes.offpeak]\nwindow = 'always'\n"
+    )
     job = box.submit("--class", "offpeak", "--", "true")
     assert box.wait(job)["state"] == "succeeded"
     box.config_file.write_text("[windows.always]\nzone = 'Nowhere/At_All'\n")

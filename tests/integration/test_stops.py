@@ -20,7 +20,9 @@ def resumed_from(text: str) -> int:
     return int(re.findall(r"from (\d+)", text)[0])
 
 
-def run_preempted(box: Any, eventually: Any, *command: str, options: tuple[str, ...] = (), mark: str = "from") -> tuple[int, dict[str, Any]]:
+def run_preempted(
+    box: Any, eventually: Any, *command: str, options: tuple[str, ...] = (), mark: str = "from"
+) -> tuple[int, dict[str, Any]]:
     """Submit, wait until it works, preempt, wait for its second attempt to work; its number and what is known of it."""
     job = box.submit("--class", "spot", "--grace", "20s", *options, "--", *command)
     box.wait(job, "running")
@@ -32,7 +34,9 @@ def run_preempted(box: Any, eventually: Any, *command: str, options: tuple[str, 
 
 
 @pytest.mark.parametrize("fmt", ["hf", "lightning", "torch"])
-def test_a_program_that_saves_on_the_signal_goes_on_exactly_there(box: Any, eventually: Any, fmt: str) -> None:
+def test_a_program_that_saves_on_the_signal_goes_on_exactly_there(
+    box: Any, eventually: Any, fmt: str
+) -> None:
     job, found = run_preempted(box, eventually, sys.executable, SAVER, "--format", fmt)
     assert resumed_from(box.output(job, 2)) == stopped_at(box.output(job, 1)) > 0
     assert found["failures"] == 1, "only the running attempt's own claim counts"
@@ -48,7 +52,9 @@ def test_exit_0_after_a_stop_is_no_success(box: Any, eventually: Any) -> None:
 
 
 def test_stopped_exit_0_done_makes_it_one(box: Any, eventually: Any) -> None:
-    job = box.submit("--class", "spot", "--stopped-exit-0", "done", "--", sys.executable, SAVER, "--exit", "0")
+    job = box.submit(
+        "--class", "spot", "--stopped-exit-0", "done", "--", sys.executable, SAVER, "--exit", "0"
+    )
     box.wait(job, "running")
     eventually(lambda: "from" in box.output(job))
     box.run("preempt", str(job))
@@ -88,7 +94,9 @@ def test_a_bash_trap_gets_the_signal_and_python_below_it_does_not(box: Any, even
     assert resumed_from(box.output(job, 2)) == stopped_at(box.output(job, 1))
 
 
-def test_the_command_s_exit_does_not_end_the_attempt_while_a_signalled_descendant_saves(box: Any, eventually: Any) -> None:
+def test_the_command_s_exit_does_not_end_the_attempt_while_a_signalled_descendant_saves(
+    box: Any, eventually: Any
+) -> None:
     # The shell leaves at once; python, which got the signal, needs two seconds more.
     # It is told by a file, since a signal of its own would make it the one that is asked.
     script = f"{sys.executable} {SAVER} --save-s 2 & while [ ! -e leave ]; do sleep 0.05; done; exit 0"
@@ -151,7 +159,9 @@ def test_walltime_without_a_resume_rule_fails_and_with_one_goes_on(box: Any) -> 
     assert {attempt["end_reason"] for attempt in found["attempts"][:-1]} == {"timeout"}
 
 
-def test_a_finished_program_that_marks_itself_done_is_done_even_when_stopped(box: Any, eventually: Any) -> None:
+def test_a_finished_program_that_marks_itself_done_is_done_even_when_stopped(
+    box: Any, eventually: Any
+) -> None:
     script = "trap 'touch \"$GPUSPOOL_DONE\"; exit 0' USR2; echo from; while :; do sleep 0.05; done"
     job = box.submit("--class", "spot", "--", "bash", "-c", script)
     box.wait(job, "running")

@@ -34,7 +34,8 @@ def attempt(tmp_path: Path) -> Any:
             "token": "t0",
             "argv": argv,
             "cwd": str(tmp_path),
-            "env": dict(os.environ) | {"GPUSPOOL_TOKEN": "t0", "GPUSPOOL_CHECKPOINT_DIR": str(tmp_path / "checkpoints")},
+            "env": dict(os.environ)
+            | {"GPUSPOOL_TOKEN": "t0", "GPUSPOOL_CHECKPOINT_DIR": str(tmp_path / "checkpoints")},
             "umask": 0o077,
             "output": str(folder / "output.log"),
             "error": "",
@@ -128,7 +129,9 @@ def test_a_claim_of_the_scheduler_means_no_start_and_no_record(attempt: Any, tmp
 def test_signals_that_the_starter_ignored_do_not_reach_the_command(attempt: Any) -> None:
     """An inherited ignored SIGCHLD would lose every exit code, an ignored SIGTERM the stop."""
     folder = attempt(["sh", "-c", "sh -c 'exit 3'; echo saw $?"])
-    shell = f"trap '' CHLD TERM USR2 PIPE; exec {sys.executable} -E -P -m gpuspool.launch.supervisor '{folder}'"
+    shell = (
+        f"trap '' CHLD TERM USR2 PIPE; exec {sys.executable} -E -P -m gpuspool.launch.supervisor '{folder}'"
+    )
     subprocess.run(["sh", "-c", shell], check=True)
     record = read_end(str(folder), 0, 0)
     assert record is not None and record["exit_code"] == 0
@@ -141,7 +144,9 @@ def test_resume_takes_the_highest_step_and_passes_over_a_torn_one(attempt: Any, 
         place = tmp_path / "checkpoints" / f"checkpoint-{step}"
         place.mkdir()
         (place / "x").write_text("x" * (4 if whole else 3))
-        (place / "gpuspool_complete.json").write_text(json.dumps({"format": 1, "step": step, "files": {"x": 4}}))
+        (place / "gpuspool_complete.json").write_text(
+            json.dumps({"format": 1, "step": step, "files": {"x": 4}})
+        )
     end_of(folder)
     assert "from 10" in (folder / "output.log").read_text()
     assert "checkpoint_broken" in kinds(folder)

@@ -74,6 +74,8 @@ def test_the_user_s_python_needs_no_gpuspool(box: Any, eventually: Any, tmp_path
         "import importlib.util, launch, trainer\n"
         "print(launch.MINE, trainer.MINE, importlib.util.find_spec('gpuspool'), flush=True)\n"
     )
-    job = box.submit("-c", "1", "--nproc", "1", "--torchrun", "--python", str(home / "bin/python"), "--", "main.py")
+    job = box.submit(
+        "-c", "1", "--nproc", "1", "--torchrun", "--python", str(home / "bin/python"), "--", "main.py"
+    )
     assert box.wait(job)["state"] == "succeeded", box.output(job)
     assert "my own launch my own trainer None" in box.output(job)

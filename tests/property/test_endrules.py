@@ -5,11 +5,12 @@ from __future__ import annotations
 import dataclasses
 import math
 
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+
 from gpuspool.spool import endrules, states
 from gpuspool.spool.endrules import EndFacts, JobFacts, decide
 from gpuspool.spool.model import FINAL, State, Stop
-from hypothesis import assume, given, settings
-from hypothesis import strategies as st
 
 NOW = 1_700_000_000.0
 COUNT = st.integers(0, 12) | st.integers(0, 10**6)

@@ -6,11 +6,12 @@ import os
 from collections.abc import Iterator
 
 import pytest
-from gpuspool.spool import eventlog
-from gpuspool.spool.eventlog import Batch, EventWriter, Line, read
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from spools import quick_folder
+
+from gpuspool.spool import eventlog
+from gpuspool.spool.eventlog import Batch, EventWriter, Line, read
 
 KINDS = st.sampled_from(["started", "heartbeat", "checkpoint", "signalled", "é\n"])
 DATA = st.dictionaries(

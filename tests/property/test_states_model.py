@@ -5,16 +5,17 @@ from __future__ import annotations
 from contextlib import ExitStack
 from typing import Any
 
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from spools import claim_of, ending_of, make_folders, quick_folder, submission, tell
+
 from gpuspool.spool import states
 from gpuspool.spool.check import check_database
 from gpuspool.spool.endrules import EndFacts
 from gpuspool.spool.lifecycle import Ending, LiveAttempt, Room
 from gpuspool.spool.model import FINAL, Job, JobSpec, State, Stop
 from gpuspool.spool.store import open_store
-from hypothesis import HealthCheck, settings
-from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
-from spools import claim_of, ending_of, make_folders, quick_folder, submission, tell
 
 GPUS = ("GPU-a", "GPU-b", "GPU-c")
 #: Ends by how they can come about: the attempt ran, nobody saw its end, it never ran.
@@ -79,7 +80,7 @@ class Spool(RuleBasedStateMachine):
 
     @initialize()
     def begin(self) -> None:
-        self.store.submit([submission(gpus=1), submission()], self.tick())
+        self.store.submit([submission(gpus=1) for _ in range(4)], self.tick())
 
     @rule(
         count=st.integers(1, 2),
@@ -261,8 +262,8 @@ class Spool(RuleBasedStateMachine):
 
 
 Spool.TestCase.settings = settings(
-    max_examples=25,
-    stateful_step_count=25,
+    max_examples=100,
+    stateful_step_count=40,
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],
 )

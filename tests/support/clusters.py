@@ -115,7 +115,9 @@ def stopping(number: int, gpus: Iterable[int] = (), *rest: Any, **more: Any) -> 
     return running(number, gpus, *rest, **{"state": "stopping", "stopping": True, "ends_at": NOW + 70} | more)
 
 
-def project(name: str = "p", quota: float | None = None, limit: float | None = None, weight: float = 1.0) -> Project:
+def project(
+    name: str = "p", quota: float | None = None, limit: float | None = None, weight: float = 1.0
+) -> Project:
     """A project."""
     return Project(name, quota, limit, weight, "")
 
@@ -149,7 +151,9 @@ def started(decided: Plan) -> list[int]:
 
 def preempted(decided: Plan) -> dict[int, list[int]]:
     """Beneficiary → victims, by number."""
-    return {entry.beneficiary.id: sorted(victim.id for victim in entry.victims) for entry in decided.preemptions}
+    return {
+        entry.beneficiary.id: sorted(victim.id for victim in entry.victims) for entry in decided.preemptions
+    }
 
 
 def code(decided: Plan, number: int) -> str:
@@ -163,13 +167,20 @@ def carried_out(state: ClusterState, decided: Plan, now: float = NOW, *, ended: 
     starts = {start.job.id: start for start in decided.starts}
     victims = {victim.id for entry in decided.preemptions for victim in entry.victims}
     active = [
-        dataclasses.replace(entry, stopping=True, state="stopping", ends_at=now + 70) if entry.id in victims else entry
+        dataclasses.replace(entry, stopping=True, state="stopping", ends_at=now + 70)
+        if entry.id in victims
+        else entry
         for entry in state.active
     ]
     pending = [entry for entry in state.pending if entry.id not in starts]
     for start in decided.starts:
         entry = start.job
-        values = {"node": start.node, "cpus": start.cpus, "memory_mib": start.memory_mib, "grace_s": entry.grace_s}
+        values = {
+            "node": start.node,
+            "cpus": start.cpus,
+            "memory_mib": start.memory_mib,
+            "grace_s": entry.grace_s,
+        }
         new = running(entry.id, (), entry.job_class, entry.project, priority=entry.priority, ago=0, **values)
         active.append(dataclasses.replace(new, gpu_uuids=start.gpu_uuids, preemptible=entry.preemptible))
     if ended:
@@ -186,7 +197,10 @@ def carried_out(state: ClusterState, decided: Plan, now: float = NOW, *, ended: 
 def room_for(number: int, gpus: Iterable[int] = (), cpus: int = 1, on: str = "n1", **more: Any) -> Room:
     """Room on `on` that is kept for a job."""
     uuids = tuple(f"{on}-{index}" for index in gpus)
-    return Room(**{"job": number, "node": on, "gpu_uuids": uuids, "cpus": cpus, "memory_mib": 0, "until": NOW + 130} | more)
+    return Room(
+        **{"job": number, "node": on, "gpu_uuids": uuids, "cpus": cpus, "memory_mib": 0, "until": NOW + 130}
+        | more
+    )
 
 
 def look(state: ClusterState, now: float = NOW) -> Plan:
@@ -209,12 +223,19 @@ def check(state: ClusterState, decided: Plan) -> None:
         if not new:
             continue
         assert entry.usable
-        given = [uuid for other in here for uuid in other.gpu_uuids] + [uuid for start in new for uuid in start.gpu_uuids]
+        given = [uuid for other in here for uuid in other.gpu_uuids] + [
+            uuid for start in new for uuid in start.gpu_uuids
+        ]
         assert len(given) == len(set(given)), "a GPU was given twice"
         usable = {gpu.uuid: gpu.type for gpu in entry.gpus if gpu.usable}
         for start in new:
             assert len(start.gpu_uuids) == start.job.gpus and set(start.gpu_uuids) <= set(usable)
-            assert {usable[uuid] for uuid in start.gpu_uuids} <= {start.job.gpu_type} or not start.job.gpu_type
+            assert {usable[uuid] for uuid in start.gpu_uuids} <= {
+                start.job.gpu_type
+            } or not start.job.gpu_type
             assert start.cpus >= max(1, start.job.cpus) and start.memory_mib == start.job.memory_mib
         assert sum(other.cpus for other in here) + sum(start.cpus for start in new) <= entry.cpus
-        assert sum(other.memory_mib for other in here) + sum(start.memory_mib for start in new) <= entry.memory_mib
+        assert (
+            sum(other.memory_mib for other in here) + sum(start.memory_mib for start in new)
+            <= entry.memory_mib
+        )

@@ -115,7 +115,9 @@ class Scenario:
                     faults.append(f"{name} ran {runs} times, not {want.runs}")
                 charged = sum(1 for end in ends if end in CHARGED)
                 if job.failures != charged or charged not in want.failures:
-                    faults.append(f"{name} is charged with {job.failures} failures, not {want.failures}: {ends}")
+                    faults.append(
+                        f"{name} is charged with {job.failures} failures, not {want.failures}: {ends}"
+                    )
                 if not set(ends) <= set(want.ends) | UNRUN:
                     faults.append(f"{name}: its attempts ended {ends}, not {want.ends}")
                 counted = sum(1 for end in ends if end not in UNRUN)
@@ -309,7 +311,11 @@ class Preempt(Scenario):
 
     def wants(self) -> dict[str, Want]:
         ends = ("preempted", "succeeded")
-        return {"victim": Want("succeeded", runs=(2,), ends=ends), "heir": Want("succeeded"), "other": Want("succeeded")}
+        return {
+            "victim": Want("succeeded", runs=(2,), ends=ends),
+            "heir": Want("succeeded"),
+            "other": Want("succeeded"),
+        }
 
     def judge(self, run: Run) -> list[str]:
         faults = super().judge(run)
@@ -440,7 +446,9 @@ class GiveUpLate(Scenario):
         backend.warm, backend.fork_server = True, self.server
         store = open_store(self.world.folders)
         # A minute later, so that waiting for it has an end.
-        controller = Controller(store, self.world.folders, self.world.config, backend, lambda: time.time() + 60)
+        controller = Controller(
+            store, self.world.folders, self.world.config, backend, lambda: time.time() + 60
+        )
         controller.tick()
 
     def after(self, run: Run) -> None:
@@ -549,7 +557,16 @@ class Submit(Command):
             self.world.until(lambda: self.tick(store) or all_final(store), why="first ends")
 
     def act(self) -> None:
-        self.words = ("submit", "--parsable", "-J", "a", "-D", str(self.world.work), "--", *self.world.command("a"))
+        self.words = (
+            "submit",
+            "--parsable",
+            "-J",
+            "a",
+            "-D",
+            str(self.world.work),
+            "--",
+            *self.world.command("a"),
+        )
         super().act()
 
     def wants(self) -> dict[str, Want]:

@@ -15,9 +15,11 @@ import os
 import select
 import shutil
 import signal
+import socket
 import sqlite3
 import sys
 import time
+import traceback
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -31,7 +33,7 @@ from gpuspool.scheduler.daemon import TickLock
 from gpuspool.scheduler.intake import Request, put
 from gpuspool.spool import config as configuration
 from gpuspool.spool.eventlog import read
-from gpuspool.spool.folders import resolve
+from gpuspool.spool.folders import Folders, resolve
 from gpuspool.spool.lifecycle import LiveAttempt
 from gpuspool.spool.model import FINAL, LIVE
 from gpuspool.spool.store import Store, open_store
@@ -66,6 +68,43 @@ class NearForkServer(forkserver.ForkServer):
                 os._exit(0)
         os.close(theirs)
         self.wire = Wire(mine)
+
+
+class Checker:
+    """`spool db check` in a process of its own: what it imports would make every fork of the worker dearer."""
+
+    def __init__(self) -> None:
+        mine, theirs = socket.socketpair()
+        self.pid = os.fork()
+        if self.pid == 0:
+            try:
+                mine.close()
+                from gpuspool.spool.check import check_database
+                from gpuspool.spool.folders import Folders
+
+                with theirs.makefile("rw") as line:
+                    while asked := line.readline():
+                        found = check_database(Folders(*json.loads(asked)))
+                        line.write(json.dumps(found.faults) + "\n")
+                        line.flush()
+            except BaseException:
+                traceback.print_exc()
+            finally:
+                os._exit(0)
+        theirs.close()
+        self.line = mine.makefile("rw")
+        mine.close()
+
+    def faults(self, folders: Folders) -> list[str]:
+        """What is wrong with the spool in `folders`."""
+        self.line.write(json.dumps([folders.state, folders.run, folders.runtime]) + "\n")
+        self.line.flush()
+        return [f"spool db check: {fault}" for fault in json.loads(self.line.readline())]
+
+    def close(self) -> None:
+        """Let it go and reap it."""
+        self.line.close()
+        os.waitpid(self.pid, 0)
 
 
 class Unborn(LocalBackend):
@@ -107,11 +146,15 @@ class World:
         self.made_at = 0.0
         self.notes: dict[str, Any] = {}
         become_subreaper()
+        self.checker = Checker()
         self.server: NearForkServer | None = NearForkServer()
 
     def _environment(self, settings: dict[str, str]) -> None:
         for name in list(os.environ):
-            if name.startswith(("GPUSPOOL_", "SLURM_", "SBATCH_", "CUDA_", "XDG_")) or name in ("SCRATCH", "WORK"):
+            if name.startswith(("GPUSPOOL_", "SLURM_", "SBATCH_", "CUDA_", "XDG_")) or name in (
+                "SCRATCH",
+                "WORK",
+            ):
                 del os.environ[name]
         mine = {
             "STATE_DIR": str(self.box / "state"),
@@ -123,7 +166,11 @@ class World:
             "SUPERVISOR_TERM_TO_KILL": "2",
         }
         os.environ |= {f"GPUSPOOL_CFG_{name}": value for name, value in (mine | settings).items()}
-        os.environ |= {"HOME": str(self.base), "XDG_RUNTIME_DIR": str(self.base / "run"), "TMPDIR": str(self.box / "tmp")}
+        os.environ |= {
+            "HOME": str(self.base),
+            "XDG_RUNTIME_DIR": str(self.base / "run"),
+            "TMPDIR": str(self.box / "tmp"),
+        }
 
     # -- jobs --------------------------------------------------------------------------------------------
 
@@ -164,8 +211,6 @@ class World:
                 prepare()
                 code = 0
             except BaseException:
-                import traceback
-
                 traceback.print_exc()
             finally:
                 os._exit(code)
@@ -256,7 +301,6 @@ class World:
         ticks = TickLock(self.folders)
         try:
             controller = self.controller(store)
-            still_since, seen = time.monotonic(), frozenset(self.descendants())
             while True:
                 self._drain()
                 ticks.take(wait=True)
@@ -271,19 +315,25 @@ class World:
                     return [] if goal(store) else ["a further tick changed what was settled"]
                 if time.monotonic() > give_up:
                     return [f"did not settle within {PATIENCE_S} s"]
-                alive = frozenset(self.descendants())
-                news = self._nap(0.005 if alive else 0.0)
-                if news or alive != seen:
-                    still_since, seen = time.monotonic(), alive
-                elif not alive or time.monotonic() - still_since > STILL_S:
-                    if report.wake_at is None and not alive:
-                        return ["nothing moves, and the scheduler waits for nothing"]
-                    if report.wake_at is not None:
-                        self.skew += max(0.0, report.wake_at - self.now()) + 0.001
-                    still_since = time.monotonic()
+                if not self._wait_for_news(report.wake_at) and report.wake_at is None and not self.descendants():
+                    return ["nothing moves, and the scheduler waits for nothing"]
         finally:
             os.close(ticks.fd)
             store.close()
+
+    def _wait_for_news(self, due: float | None) -> bool:
+        """Wait for a wake-up, a process that goes, or `due`; False when there is nothing but time to wait for,
+        and the scheduler's clock was put forward to `due`."""
+        before = self.descendants()
+        still = time.monotonic() + (STILL_S if before else 0.0)
+        while time.monotonic() < still:
+            if self._nap(0.004) or not set(before) <= set(self.descendants()):
+                return True
+            if due is not None and self.now() >= due:
+                return True
+        if due is not None:
+            self.skew += max(0.0, due - self.now()) + 0.001
+        return False
 
     def _nap(self, seconds: float) -> bool:
         poller = select.poll()
@@ -313,11 +363,11 @@ class World:
         """All living processes that hang from this worker, its fork server left out."""
         found = []
         queue = _children(os.getpid())
-        server = self.server.pid if self.server is not None else 0
+        ours = (self.server.pid if self.server is not None else 0, self.checker.pid)
         while queue:
             pid = queue.pop()
             queue += _children(pid)
-            if pid != server and look(pid) is not None:
+            if pid not in ours and look(pid) is not None:
                 found.append(pid)
         return found
 
@@ -340,6 +390,7 @@ class World:
         if self.server is not None:
             self.server.close()
             self.server = None
+        self.checker.close()
         self.kill_everything()
         shutil.rmtree(self.base, ignore_errors=True)
 
@@ -358,7 +409,8 @@ class World:
                 faults.append(f"processes are left: {left} {lines}")
                 self.kill_everything()
                 break
-            self._nap(0.002)
+            self._drain()
+            self._nap(0.004)
         db = sqlite3.connect(self.folders.database, timeout=5)
         db.row_factory = sqlite3.Row
         try:
@@ -367,15 +419,8 @@ class World:
             faults += self._judge_runs(db)
         finally:
             db.close()
-        faults += self._checked()
+        faults += self.checker.faults(self.folders)
         return faults
-
-    def _checked(self) -> list[str]:
-        try:
-            from gpuspool.spool.check import check_database
-        except ImportError:
-            return []
-        return [f"spool db check: {fault}" for fault in check_database(self.folders).faults]
 
     def _judge_rows(self, db: sqlite3.Connection, wanted: int | None) -> list[str]:
         faults = []
@@ -388,7 +433,9 @@ class World:
             faults.append(f"{len(jobs)} jobs instead of {wanted}")
         settled = 0
         for job in jobs:
-            attempts = db.execute("SELECT * FROM attempts WHERE job_id = ? ORDER BY number", (job["id"],)).fetchall()
+            attempts = db.execute(
+                "SELECT * FROM attempts WHERE job_id = ? ORDER BY number", (job["id"],)
+            ).fetchall()
             if [attempt["number"] for attempt in attempts] != list(range(1, job["attempt"] + 1)):
                 faults.append(f"job {job['id']}: attempts are not 1..{job['attempt']}")
             live = [attempt["number"] for attempt in attempts if attempt["ended_at"] is None]
@@ -403,7 +450,8 @@ class World:
                 key = (job["id"], attempt["number"])
                 counts = {
                     kind: db.execute(
-                        "SELECT count(*) FROM events WHERE job_id = ? AND attempt = ? AND kind = ?", (*key, kind)
+                        "SELECT count(*) FROM events WHERE job_id = ? AND attempt = ? AND kind = ?",
+                        (*key, kind),
                     ).fetchone()[0]
                     for kind in ("claimed", "ended")
                 }
@@ -469,10 +517,13 @@ class World:
         for (name, attempt), count in started.items():
             if count > 1:
                 faults.append(f"{name}, attempt {attempt}, ran {count} times")
-            row = names.get(name) and db.execute(
-                "SELECT end_reason, exit_code, ended_at FROM attempts WHERE job_id = ? AND number = ?",
-                (names[name]["id"], attempt),
-            ).fetchone()
+            row = (
+                names.get(name)
+                and db.execute(
+                    "SELECT end_reason, exit_code, ended_at FROM attempts WHERE job_id = ? AND number = ?",
+                    (names[name]["id"], attempt),
+                ).fetchone()
+            )
             if not row:
                 faults.append(f"{name}, attempt {attempt}, ran and is not in the store")
                 continue
@@ -483,7 +534,9 @@ class World:
             word, code = ends.get((name, attempt), ["killed", ""])
             true = {"end": code, "stopped": "75"}.get(word)
             if true is not None and str(row["exit_code"]) != true:
-                faults.append(f"{name}, attempt {attempt}, left with {true}; the store says {row['exit_code']}")
+                faults.append(
+                    f"{name}, attempt {attempt}, left with {true}; the store says {row['exit_code']}"
+                )
         for name, row in names.items():
             if row["state"] == "succeeded" and name not in finished:
                 faults.append(f"{name} has succeeded without having ended with 0")
@@ -496,7 +549,17 @@ class World:
         db.row_factory = sqlite3.Row
         try:
             for job in db.execute("SELECT * FROM jobs"):
-                keys = ("id", "name", "state", "attempt", "counted", "failures", "launch_failures", "end_reason", "wish")
+                keys = (
+                    "id",
+                    "name",
+                    "state",
+                    "attempt",
+                    "counted",
+                    "failures",
+                    "launch_failures",
+                    "end_reason",
+                    "wish",
+                )
                 lines.append(str({key: job[key] for key in keys}))
             for event in db.execute("SELECT * FROM events ORDER BY id"):
                 lines.append(

@@ -30,7 +30,9 @@ class HungFolder:
         self.thread = threading.Thread(target=self._handshake, daemon=True)
         self.thread.start()
         self.thread.join(5)
-        look = subprocess.Popen(["stat", str(path / "x")], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        look = subprocess.Popen(
+            ["stat", str(path / "x")], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+        )
         try:
             look.wait(0.3)
             raise AssertionError(f"{path} does not hang")

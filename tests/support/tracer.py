@@ -51,13 +51,19 @@ _words = _X86_64.split() if os.uname().machine == "x86_64" else []
 NAMES = {int(number): name for number, name in zip(_words[::2], _words[1::2], strict=True)}
 #: Which argument is the path to show: 0 or 1 (after a folder's descriptor); for two paths the new name.
 _PATH_AT = {
-    **dict.fromkeys(("open", "stat", "lstat", "access", "mkdir", "rmdir", "unlink", "execve", "chdir", "statfs"), 0),
+    **dict.fromkeys(
+        ("open", "stat", "lstat", "access", "mkdir", "rmdir", "unlink", "execve", "chdir", "statfs"), 0
+    ),
     **dict.fromkeys(("rename", "link", "mknod"), 1),
-    **dict.fromkeys(("openat", "mkdirat", "newfstatat", "unlinkat", "faccessat", "faccessat2", "mknodat", "statx"), 1),
+    **dict.fromkeys(
+        ("openat", "mkdirat", "newfstatat", "unlinkat", "faccessat", "faccessat2", "mknodat", "statx"), 1
+    ),
     **dict.fromkeys(("renameat", "renameat2", "linkat"), 3),
 }
 #: Of those that act on a descriptor, its file is shown.
-_FD_AT = frozenset({"write", "pwrite64", "fsync", "fdatasync", "ftruncate", "flock", "fcntl", "fchmod", "writev"})
+_FD_AT = frozenset(
+    {"write", "pwrite64", "fsync", "fdatasync", "ftruncate", "flock", "fcntl", "fchmod", "writev"}
+)
 
 
 @dataclass(slots=True)

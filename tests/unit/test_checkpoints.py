@@ -18,9 +18,10 @@ import zipfile
 from pathlib import Path
 
 import pytest
-from gpuspool.launch.checkpoints import FORMATS, Broken, Checkpoint, find, verify
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+
+from gpuspool.launch.checkpoints import FORMATS, Broken, Checkpoint, find, verify
 
 WEIRD = ["with space", "quo'te\"s", "new\nline", "größe-öß", "dollar$(true)"]
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 
 import pytest
+
 from gpuspool.cli.text import count, iso, safe, safe_lines, shorten, table, width
 
 

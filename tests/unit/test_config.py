@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
 from gpuspool.spool import config as configuration
 from gpuspool.spool.config import SETTINGS, Config
 from gpuspool.spool.errors import BadRequest, ConfigError

@@ -9,8 +9,9 @@ import time
 from pathlib import Path
 
 import pytest
-from gpuspool.spool import durable
 from spools import answers, python
+
+from gpuspool.spool import durable
 
 SUPPORT = Path(__file__).parent.parent / "support"
 WEIRD = [b"plain", "a b'c\"d\né$x;".encode(), b"\xff\xfe not utf-8", b"-rf", b"{resume}"]

@@ -6,6 +6,7 @@ import dataclasses
 from typing import Any
 
 import pytest
+
 from gpuspool.spool import endrules
 from gpuspool.spool.endrules import EndFacts, JobFacts, Next, decide
 from gpuspool.spool.model import State, Stop

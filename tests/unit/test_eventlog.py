@@ -9,9 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from spools import answers, python
+
 from gpuspool.spool import eventlog
 from gpuspool.spool.eventlog import EventWriter, Line, read
-from spools import answers, python
 
 SUPPORT = Path(__file__).parent.parent / "support"
 

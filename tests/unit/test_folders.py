@@ -7,6 +7,7 @@ import stat
 from pathlib import Path
 
 import pytest
+
 from gpuspool.spool import folders as layout
 from gpuspool.spool.config import Config, load
 from gpuspool.spool.errors import StoreUnavailable, UnsafeFolder

@@ -9,6 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from spools import answers, folder_words, make_folders, python, quick_folder, submission
+
 from gpuspool.spool import ownership
 from gpuspool.spool.durable import read_json, write_json
 from gpuspool.spool.errors import GpuspoolError, NotOwner, StoreGone, StoreUnavailable
@@ -16,7 +18,6 @@ from gpuspool.spool.folders import Folders
 from gpuspool.spool.ownership import Owner, read_owner
 from gpuspool.spool.processes import ProcessName
 from gpuspool.spool.store import Store, open_store
-from spools import answers, folder_words, make_folders, python, quick_folder, submission
 
 SUPPORT = Path(__file__).parent.parent / "support"
 OTHER_HOST = {"host": "login-far-away", "boot_id": "another-boot", "pid": 4242, "start": 7, "beat": 0}

@@ -119,6 +119,9 @@ def test_nothing_is_reclaimed_for_or_from_what_has_no_gpus(other):
 
 def test_the_docs_show_this_table():
     page = (Path(__file__).parents[2] / "docs" / "policy.md").read_text()
-    rows = dict(re.findall(r"^\| `(\w+)` \| ([^|]+) \| ", page, re.MULTILINE))
-    shown = {name: set(re.findall(r"`(\w+)`", cell)) for name, cell in rows.items() if name in WITHIN}
-    assert shown == WITHIN
+    section = page.split("## Who preempts whom")[1].split("\n## ")[0]
+    rows = re.findall(r"^\| `(\w+)` \| ([^|]+) \| ([^|]+) \|$", section, re.MULTILINE)
+    own = {name: set(re.findall(r"`(\w+)`", cell)) for name, cell, _ in rows}
+    others = {name: set(re.findall(r"`(\w+)`", cell)) for name, _, cell in rows}
+    assert own == WITHIN
+    assert others == {name: set() if name == "idle" else set(PREEMPTIBLE) for name in CLASSES}

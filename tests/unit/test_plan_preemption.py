@@ -151,7 +151,9 @@ def test_one_pass_uses_what_a_gang_leaves_over_before_it_stops_more():
     """The victim of four leaves one GPU over, which is enough for the second job."""
     pending = [job(1, 3, "reserved"), job(2, 1, "reserved")]
     active = [running(8, [0, 1, 2, 3]), running(9, [4])]
-    decided = look(cluster(machine(gpus=5), pending, [active[0], dataclasses.replace(active[1], priority=60)], MINE))
+    decided = look(
+        cluster(machine(gpus=5), pending, [active[0], dataclasses.replace(active[1], priority=60)], MINE)
+    )
     assert preempted(decided) == {1: [8]}
     assert decided.reasons[2].text == "room is coming on n1: job 8 is stopping"
 
@@ -159,7 +161,7 @@ def test_one_pass_uses_what_a_gang_leaves_over_before_it_stops_more():
 def test_no_victim_is_stopped_for_two():
     pending = [job(1, 2, "reserved"), job(2, 2, "reserved"), job(3, 2, "reserved")]
     decided = look(cluster(FOUR, pending, [running(8, [0, 1]), running(9, [2, 3])], MINE))
-    assert sorted(sum(preempted(decided).values(), [])) == [8, 9]
+    assert sorted(victim for chosen in preempted(decided).values() for victim in chosen) == [8, 9]
     assert code(decided, 3) == "Resources"
 
 
@@ -199,7 +201,9 @@ def test_kept_room_is_given_to_nobody_else_and_the_reason_stays_the_same():
 
 
 def test_the_victim_does_not_go_back_into_the_room_that_it_left():
-    state = cluster(FOUR, [job(1, 4, "reserved")], [running(7, [0, 1]), running(8, [2, 3], grace_s=300)], MINE)
+    state = cluster(
+        FOUR, [job(1, 4, "reserved")], [running(7, [0, 1]), running(8, [2, 3], grace_s=300)], MINE
+    )
     after = carried_out(state, look(state))
     # Job 7 ends first and is queued again; job 8 takes its time.
     after.active = [entry for entry in after.active if entry.id == 8]
@@ -211,9 +215,7 @@ def test_the_victim_does_not_go_back_into_the_room_that_it_left():
 
 def test_a_free_rest_can_be_used_while_room_is_made():
     """The room takes three CPUs of those that job 9 gives back: the free one is nobody's."""
-    state = cluster(
-        machine(cpus=5), [job(1, cpus=3, job_class="reserved")], [running(9, cpus=4)], MINE
-    )
+    state = cluster(machine(cpus=5), [job(1, cpus=3, job_class="reserved")], [running(9, cpus=4)], MINE)
     after = carried_out(state, look(state))
     after.pending.append(job(2))
     decided = look(after)

@@ -101,10 +101,16 @@ def test_ondemand_says_what_is_unclaimed():
 
 def test_preemptible_capacity_counts_as_free_for_ondemand():
     active = [running(9, range(8), "spot", "q")]
-    decided = look(cluster(machine(gpus=8), [job(1, 2, "ondemand")], active, [project("p", 2), project("q", 4)]))
-    assert preempted(decided) == {1: [9]}, "a gang is stopped as a whole, even if q then has less than its quota"
+    decided = look(
+        cluster(machine(gpus=8), [job(1, 2, "ondemand")], active, [project("p", 2), project("q", 4)])
+    )
+    assert preempted(decided) == {1: [9]}, (
+        "a gang is stopped as a whole, even if q then has less than its quota"
+    )
     active = [running(8, range(4), "spot", "q"), running(9, range(4, 8), "spot", "q")]
-    decided = look(cluster(machine(gpus=8), [job(1, 2, "ondemand")], active, [project("p", 2), project("q", 4)]))
+    decided = look(
+        cluster(machine(gpus=8), [job(1, 2, "ondemand")], active, [project("p", 2), project("q", 4)])
+    )
     assert preempted(decided) == {1: [8]}
 
 
@@ -133,7 +139,10 @@ def test_spot_goes_over_quota_and_the_effective_value_counts():
 
 def test_jobs_without_gpus_hold_no_quota():
     pending = [job(1, job_class="reserved"), job(2, job_class="ondemand")]
-    assert started(look(cluster(machine(gpus=4), pending, [], [project("p", 0, 0), project("q", 4)]))) == [1, 2]
+    assert started(look(cluster(machine(gpus=4), pending, [], [project("p", 0, 0), project("q", 4)]))) == [
+        1,
+        2,
+    ]
 
 
 @pytest.mark.parametrize("job_class", ["reserved", "ondemand", "spot", "idle"])
@@ -176,12 +185,16 @@ def test_a_promise_takes_its_part_of_quota_and_limit():
     rooms = [room_for(1, [0, 1])]
     active = [stopping(9, [0, 1], "spot", "q")]
     for limits, expected in (((2, None), "Quota"), ((None, 2), "Limit")):
-        state = cluster(machine(gpus=8), pending, active, [project("p", *limits), project("q", 0)], rooms=rooms)
+        state = cluster(
+            machine(gpus=8), pending, active, [project("p", *limits), project("q", 0)], rooms=rooms
+        )
         decided = look(state)
         assert started(decided) == [1], "there is room elsewhere by now"
         assert code(decided, 2) == expected
     blocked = [*active, running(8, range(2, 7), "reserved", "r")]
-    state = cluster(machine(gpus=8), [pending[0], job(2, 1, "reserved")], blocked, [project("p", 2)], rooms=rooms)
+    state = cluster(
+        machine(gpus=8), [pending[0], job(2, 1, "reserved")], blocked, [project("p", 2)], rooms=rooms
+    )
     decided = look(state)
     assert code(decided, 1) == "Preempting" and code(decided, 2) == "Quota"
 

@@ -7,6 +7,7 @@ import time
 from collections.abc import Iterator
 
 import pytest
+
 from gpuspool.spool.errors import BadRequest
 from gpuspool.spool.quantities import duration, memory, moment, show_duration
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+
 from gpuspool.spool import states
 from gpuspool.spool.errors import IllegalTransition
 from gpuspool.spool.model import FINAL, LIVE, SLURM_CODE, State

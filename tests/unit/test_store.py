@@ -10,6 +10,19 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from spools import (
+    answers,
+    claim_of,
+    finish,
+    folder_words,
+    live_of,
+    make_folders,
+    python,
+    start,
+    submission,
+    tell,
+)
+
 from gpuspool.spool.check import check_database
 from gpuspool.spool.endrules import EndFacts
 from gpuspool.spool.errors import (
@@ -25,18 +38,6 @@ from gpuspool.spool.lifecycle import Room
 from gpuspool.spool.model import GpuRow, JobSpec, Node, Project, Reservation, State, Stop
 from gpuspool.spool.session import move, storable
 from gpuspool.spool.store import Store, open_store, refuse_without_space
-from spools import (
-    answers,
-    claim_of,
-    finish,
-    folder_words,
-    live_of,
-    make_folders,
-    python,
-    start,
-    submission,
-    tell,
-)
 
 
 @pytest.fixture

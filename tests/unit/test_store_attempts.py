@@ -11,16 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from gpuspool.spool.check import check_database
-from gpuspool.spool.endrules import EndFacts
-from gpuspool.spool.errors import (
-    StoreUnavailable,
-)
-from gpuspool.spool.eventlog import Line
-from gpuspool.spool.folders import Folders
-from gpuspool.spool.lifecycle import StreamUpdate
-from gpuspool.spool.model import Stop
-from gpuspool.spool.store import Store, open_store
 from spools import (
     answers,
     claim_of,
@@ -34,6 +24,17 @@ from spools import (
     submission,
     tell,
 )
+
+from gpuspool.spool.check import check_database
+from gpuspool.spool.endrules import EndFacts
+from gpuspool.spool.errors import (
+    StoreUnavailable,
+)
+from gpuspool.spool.eventlog import Line
+from gpuspool.spool.folders import Folders
+from gpuspool.spool.lifecycle import StreamUpdate
+from gpuspool.spool.model import Stop
+from gpuspool.spool.store import Store, open_store
 
 
 @pytest.fixture

@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+
 from gpuspool.trainer.arguments import Arguments, BadInput, parse
 from gpuspool.trainer.train import planned_steps
 

@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+
 from gpuspool.launch import checkpoints as finder
 from gpuspool.trainer.checkpointing import (
     MARKER,

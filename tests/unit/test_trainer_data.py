@@ -8,10 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from gpuspool.trainer.arguments import BadInput
-from gpuspool.trainer.data import IGNORED, Rows, Tokenised, collator
 from hypothesis import given
 from hypothesis import strategies as st
+
+from gpuspool.trainer.arguments import BadInput
+from gpuspool.trainer.data import IGNORED, Rows, Tokenised, collator
 
 
 class Bytes:

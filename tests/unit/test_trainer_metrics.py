@@ -9,9 +9,10 @@ import sys
 from pathlib import Path
 
 import pytest
-from gpuspool.trainer.metrics import History
 from hypothesis import given
 from hypothesis import strategies as st
+
+from gpuspool.trainer.metrics import History
 
 
 def written(folder: Path, *steps: int) -> History:

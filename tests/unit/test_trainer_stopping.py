@@ -7,6 +7,7 @@ import subprocess
 import sys
 
 import pytest
+
 from gpuspool.trainer.stopping import STOPPED, Agreement, requested, signal_named
 
 PROGRAM = """

@@ -8,6 +8,7 @@ import pickle
 from typing import Any
 
 import pytest
+
 from gpuspool.spool import values
 
 

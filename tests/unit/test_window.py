@@ -6,6 +6,7 @@ import datetime as dt
 from zoneinfo import ZoneInfo
 
 import pytest
+
 from gpuspool.spool.errors import BadRequest
 from gpuspool.spool.window import Window, parse_window
 
