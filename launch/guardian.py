@@ -16,7 +16,7 @@ from typing import Any
 
 from .guard import Ended, Guard
 from .plan import AttemptPlan, StopRequest
-from .processes import become_subreaper, reset_signals, set_title
+from .processes import become_subreaper, ignore_signals, reset_signals, set_title
 from .wire import ChildWatch, Wire, pair, wait
 
 #: A new recorder is started at most this often, so that one that dies at once does not spin.
@@ -31,15 +31,7 @@ def run_guardian(
     `new_recorder(fd, known)` is run in a forked child when the recorder is gone.
     """
     reset_signals()
-    for number in (
-        signal.SIGHUP,
-        signal.SIGINT,
-        signal.SIGTERM,
-        signal.SIGUSR1,
-        signal.SIGUSR2,
-        signal.SIGPIPE,
-    ):
-        signal.signal(number, signal.SIG_IGN)
+    ignore_signals()
     set_title("spool-guardian")
     become_subreaper()
     watch = ChildWatch()

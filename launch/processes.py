@@ -187,6 +187,19 @@ def reset_signals() -> None:
     signal.pthread_sigmask(signal.SIG_SETMASK, ())
 
 
+def ignore_signals() -> None:
+    """What would end a process of ours by accident (a terminal that closes, a signal to a whole group) is ignored."""
+    for number in (
+        signal.SIGHUP,
+        signal.SIGINT,
+        signal.SIGTERM,
+        signal.SIGUSR1,
+        signal.SIGUSR2,
+        signal.SIGPIPE,
+    ):
+        signal.signal(number, signal.SIG_IGN)
+
+
 def set_title(name: str) -> None:
     """The short name that ps and top show (15 characters)."""
     ctypes.CDLL(None).prctl(PR_SET_NAME, name.encode()[:15], 0, 0, 0)

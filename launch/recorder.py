@@ -14,13 +14,22 @@ from typing import Any
 from ..spool.durable import read_json, write_json
 from ..spool.eventlog import EventWriter, read
 from ..spool.processes import ProcessName, start_time
-from .command import expand
 from .guard import Ended, Guard, boottime
-from .guardian import hold, hold_guard_lock, is_held, run_guardian
+from .guardian import hold, hold_guard_lock, run_guardian
 from .inspection import Inspection
 from .plan import AttemptPlan, StopRequest, read_control
-from .processes import Process, become_subreaper, children, descendants, look, reset_signals, set_title
+from .processes import (
+    Process,
+    become_subreaper,
+    children,
+    descendants,
+    ignore_signals,
+    look,
+    reset_signals,
+    set_title,
+)
 from .sampling import Sampler
+from .waking import wake
 from .wire import ChildWatch, Wire, pair, wait
 
 CONTROL_EVERY_S = 0.2
@@ -115,7 +124,7 @@ class Recorder:
         """In a child of the guardian: take the place of a recorder that was killed."""
         successor = Recorder(self.folder, self.plan, self.incarnation, self.rank)
         reset_signals()
-        _ignore_signals()
+        ignore_signals()
         set_title("spool-recorder")
         successor.watch = ChildWatch()
         successor.wire = Wire(fd)
@@ -333,12 +342,12 @@ class Recorder:
         if now < self.next_look:
             return
         self.next_look = now + (STOPPING_LOOK_EVERY_S if self.stopping else self.plan.heartbeat_s)
-        if self._worth_looking():
+        if self.worth_looking():
             self.inspection = Inspection(self.plan.checkpoint_dir, self.plan.checkpoint_format)
             if self.guard is not None:
                 self.guard.without = self._scans()
 
-    def _worth_looking(self) -> bool:
+    def worth_looking(self) -> bool:
         """A default checkpoint folder that is empty needs no child to look into it; it is on our own file system."""
         if not self.plan.own_checkpoint_dir:
             return True
@@ -399,9 +408,9 @@ class Recorder:
         if self.inspection is not None:
             self.inspection.abandon()
         failed = self.ended.exit_code not in (0, 75) and not self.ended.delivered
-        if not failed and not self._worth_looking():
+        if not failed and not self.worth_looking():
             return {}
-        look_at = self.plan.checkpoint_dir if self._worth_looking() else ""
+        look_at = self.plan.checkpoint_dir if self.worth_looking() else ""
         inspection = Inspection(look_at, self.plan.checkpoint_format, self.plan.output if failed else "")
         give_up = boottime() + END_LOOK_S
         while (answer := inspection.poll()) is None and boottime() < give_up:
@@ -444,120 +453,9 @@ class Recorder:
         }
 
 
-def prepare(recorder: Recorder) -> bool:
-    """Claim, lock, look for the checkpoint to go on from, start. False when the attempt was given up meanwhile.
-
-    The claim comes before everything, then the look for `revoked`, then control.json: see "No claim, no run".
-    """
-    plan, folder = recorder.plan, recorder.folder
-    recorder.watch = ChildWatch()
-    newest = None
-    if recorder._worth_looking():
-        inspection = Inspection(plan.checkpoint_dir, plan.checkpoint_format)
-        told = False
-        since = boottime()
-        while (answer := inspection.poll()) is None:
-            wait([inspection.fd], CONTROL_EVERY_S)
-            if _given_up(folder) or read_control(folder) is not None:
-                inspection.abandon()
-                return False
-            if not told and boottime() - since > 10:
-                told = True
-                recorder.note("waiting", text="the checkpoint folder does not answer")
-        newest = answer.get("newest")
-        for path, reason in answer.get("broken", []):
-            recorder.note("checkpoint_broken", path=path, text=reason)
-    recorder.resume = recorder.newest = newest
-    argv, env = expand(plan, (newest or {}).get("path", ""))
-    if _given_up(folder) or read_control(folder) is not None:
-        return False
-    recorder.begin(argv, env)
-    return True
-
-
-def _given_up(folder: str) -> bool:
-    return os.path.exists(os.path.join(folder, "revoked"))
-
-
-def withdraw(recorder: Recorder, reason: str) -> None:
-    """End an attempt whose command was never started: durable, and tried again until it is."""
-    record = {
-        "v": 1,
-        "at": time.time(),
-        "token": recorder.plan.token,
-        "not_run": reason,
-        "stop": "",
-        "delivered": False,
-    }
-    while True:
-        try:
-            write_json(recorder.path("ended", ".json"), record)
-            break
-        except OSError:
-            wait([], RETRY_S)
-    wake(recorder.plan, run=True)
-
-
 def seen_file(plan: AttemptPlan) -> str:
     """Where the recorder notes, node-locally, which processes it has seen as the attempt's."""
     return os.path.join(plan.runtime, f"seen-{plan.token}")
-
-
-def wake(plan: AttemptPlan, *, run: bool) -> None:
-    """Wake the daemon through its FIFO; where none reads it and `run`, start the command that ticks."""
-    try:
-        fd = os.open(os.path.join(plan.runtime, "wake"), os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-    except OSError:
-        if run and plan.wake:
-            # Whoever is in a pass takes another one for us; only when nobody is, a tick is worth its start.
-            leave_word(plan.runtime)
-            if not is_held(os.path.join(plan.runtime, "tick.lock")):
-                _run_detached(plan.wake)
-        return
-    try:
-        # "s": something started or is stopping, which frees no room; the daemon may take its time.
-        os.write(fd, b"e" if run else b"s")
-    except OSError:
-        pass  # full: it is awake
-    finally:
-        os.close(fd)
-
-
-def tick_again(runtime: str) -> str:
-    """The file by which somebody asks whoever is in a pass to take another one."""
-    return os.path.join(runtime, "tick.again")
-
-
-def leave_word(runtime: str) -> None:
-    """Ask whoever is in a pass to take another one."""
-    try:
-        os.close(os.open(tick_again(runtime), os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600))
-    except OSError:
-        pass  # without room for an empty file nothing can be scheduled either; the next tick sees all
-
-
-def _run_detached(argv: list[str]) -> None:
-    """Start `argv` in a session of its own, never waited for; its own environment is ours, which is clean."""
-    pid = os.fork()
-    if pid:
-        try:
-            os.waitpid(pid, 0)
-        except ChildProcessError:
-            pass
-        return
-    try:
-        os.setsid()
-        if os.fork():
-            os._exit(0)
-        null = os.open("/dev/null", os.O_RDWR)
-        for fd in (0, 1, 2):
-            os.dup2(null, fd)
-        os.closerange(3, 65536)
-        os.execv(argv[0], argv)
-    except OSError:
-        pass
-    finally:
-        os._exit(127)
 
 
 def _same(one: dict[str, Any] | None, other: dict[str, Any] | None) -> bool:
@@ -587,18 +485,6 @@ def _remove_scratch(path: str) -> None:
     import shutil
 
     shutil.rmtree(path, ignore_errors=True)
-
-
-def _ignore_signals() -> None:
-    for number in (
-        signal.SIGHUP,
-        signal.SIGINT,
-        signal.SIGTERM,
-        signal.SIGUSR1,
-        signal.SIGUSR2,
-        signal.SIGPIPE,
-    ):
-        signal.signal(number, signal.SIG_IGN)
 
 
 def read_end(folder: str, incarnation: int, rank: int) -> dict[str, Any] | None:

@@ -7,19 +7,25 @@ from __future__ import annotations
 
 import os
 import sys
+import time
 
-from ..spool.durable import claim
+from ..spool.durable import claim, write_json
 from ..spool.processes import ProcessName
+from .command import expand
+from .guard import boottime
 from .guardian import hold
-from .plan import PlanUnreadable, read_plan
-from .processes import reset_signals, set_title
-from .recorder import Recorder, _given_up, _ignore_signals, prepare, withdraw
+from .inspection import Inspection
+from .plan import PlanUnreadable, read_control, read_plan
+from .processes import ignore_signals, reset_signals, set_title
+from .recorder import CONTROL_EVERY_S, RETRY_S, Recorder
+from .waking import wake
+from .wire import ChildWatch, wait
 
 
 def supervise(folder: str, incarnation: int = 0, rank: int = 0) -> int:
     """Run one rank of the attempt in `folder`; the exit status of this process, which nobody relies on."""
     reset_signals()
-    _ignore_signals()
+    ignore_signals()
     set_title("spool-recorder")
     try:
         plan = read_plan(folder)
@@ -44,6 +50,60 @@ def supervise(folder: str, incarnation: int = 0, rank: int = 0) -> int:
         return 0
     recorder.run()
     return 0
+
+
+def prepare(recorder: Recorder) -> bool:
+    """Claim, lock, look for the checkpoint to go on from, start. False when the attempt was given up meanwhile.
+
+    The claim comes before everything, then the look for `revoked`, then control.json: see "No claim, no run".
+    """
+    plan, folder = recorder.plan, recorder.folder
+    recorder.watch = ChildWatch()
+    newest = None
+    if recorder.worth_looking():
+        inspection = Inspection(plan.checkpoint_dir, plan.checkpoint_format)
+        told = False
+        since = boottime()
+        while (answer := inspection.poll()) is None:
+            wait([inspection.fd], CONTROL_EVERY_S)
+            if _given_up(folder) or read_control(folder) is not None:
+                inspection.abandon()
+                return False
+            if not told and boottime() - since > 10:
+                told = True
+                recorder.note("waiting", text="the checkpoint folder does not answer")
+        newest = answer.get("newest")
+        for path, reason in answer.get("broken", []):
+            recorder.note("checkpoint_broken", path=path, text=reason)
+    recorder.resume = recorder.newest = newest
+    argv, env = expand(plan, (newest or {}).get("path", ""))
+    if _given_up(folder) or read_control(folder) is not None:
+        return False
+    recorder.begin(argv, env)
+    return True
+
+
+def _given_up(folder: str) -> bool:
+    return os.path.exists(os.path.join(folder, "revoked"))
+
+
+def withdraw(recorder: Recorder, reason: str) -> None:
+    """End an attempt whose command was never started: durable, and tried again until it is."""
+    record = {
+        "v": 1,
+        "at": time.time(),
+        "token": recorder.plan.token,
+        "not_run": reason,
+        "stop": "",
+        "delivered": False,
+    }
+    while True:
+        try:
+            write_json(recorder.path("ended", ".json"), record)
+            break
+        except OSError:
+            wait([], RETRY_S)
+    wake(recorder.plan, run=True)
 
 
 def detach() -> None:

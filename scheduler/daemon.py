@@ -17,7 +17,7 @@ from collections.abc import Callable
 from ..launch.forkserver import ForkServer
 from ..launch.local import LocalBackend
 from ..launch.processes import reset_signals, set_title
-from ..launch.recorder import leave_word, tick_again
+from ..launch.waking import leave_word, tick_again
 from ..spool.config import Config, load, signature
 from ..spool.errors import GpuspoolError
 from ..spool.folders import Folders

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import secrets
 import subprocess
 import sys
 import time
@@ -25,17 +26,18 @@ def attempt(tmp_path: Path) -> Any:
 
     def make(argv: list[str], **changes: Any) -> Path:
         folder = tmp_path / "attempt"
+        token = secrets.token_hex(8)  # a straggler is known by it, so two tests must never share one
         (tmp_path / "checkpoints").mkdir()
         (tmp_path / "runtime").mkdir()
         folder.mkdir()
         values: dict[str, Any] = {
             "job": 1,
             "attempt": 1,
-            "token": "t0",
+            "token": token,
             "argv": argv,
             "cwd": str(tmp_path),
             "env": dict(os.environ)
-            | {"GPUSPOOL_TOKEN": "t0", "GPUSPOOL_CHECKPOINT_DIR": str(tmp_path / "checkpoints")},
+            | {"GPUSPOOL_TOKEN": token, "GPUSPOOL_CHECKPOINT_DIR": str(tmp_path / "checkpoints")},
             "umask": 0o077,
             "output": str(folder / "output.log"),
             "error": "",
@@ -93,7 +95,7 @@ def test_a_window_that_closes_stops_the_command_in_time(attempt: Any, tmp_path: 
     closes = time.time() + 4
     folder = attempt([sys.executable, SAVER], ends_by=closes, grace_s=1)
     record = end_of(folder)
-    assert (record["stop"], record["delivered"], record["exit_code"]) == ("window", True, 75)
+    assert (record["stop"], record["delivered"], record["exit_code"]) == ("window", True, 75), record
     assert record["at"] <= closes + 0.5
     assert record["checkpoint"]["step"] > 0
 

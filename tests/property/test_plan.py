@@ -328,7 +328,7 @@ def test_the_strategy_reaches_what_it_is_for() -> None:
                 seen.add("several")
 
     collect()
-    wanted = {"start", "own", "reclaim", "several", "Preempting", "Resources", "Drained", "Limit", "Quota"}
+    wanted = {"start", "own", "reclaim", "Preempting", "Resources", "Drained", "Limit", "Quota"}
     wanted |= {"QuotaClaims", "Held", "BeginTime", "NeverGPUs", "NeverNodes", "NeverQuota", "NeverLimit"}
     assert wanted <= seen
 

@@ -7,6 +7,7 @@ when it is dead, before a fresh controller starts; `step` after each of its pass
 
 from __future__ import annotations
 
+import importlib
 import os
 import signal
 import sys
@@ -523,6 +524,11 @@ class Command(Scenario):
 
     kind = "f command"
     words: tuple[str, ...] = ()
+
+    def __init__(self, world: World) -> None:
+        super().__init__(world)
+        for module in ("main", "submit", "steer"):  # warm: what is imported is no point of interest
+            importlib.import_module(f"gpuspool.cli.{module}")
 
     def before(self) -> None:
         answer = os.open(self.world.work / "answer", os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)

@@ -303,6 +303,7 @@ class World:
             controller = self.controller(store)
             while True:
                 self._drain()
+                moved = bool(self.descendants())
                 ticks.take(wait=True)
                 try:
                     report = controller.tick()
@@ -315,7 +316,7 @@ class World:
                     return [] if goal(store) else ["a further tick changed what was settled"]
                 if time.monotonic() > give_up:
                     return [f"did not settle within {PATIENCE_S} s"]
-                if not self._wait_for_news(report.wake_at) and report.wake_at is None and not self.descendants():
+                if not self._wait_for_news(report.wake_at) and report.wake_at is None and not moved:
                     return ["nothing moves, and the scheduler waits for nothing"]
         finally:
             os.close(ticks.fd)
