@@ -75,6 +75,7 @@ def build(request: Request, config: Config, now: float) -> Submission:
     """The submission for `request`. Raises BadRequest naming the value, the reason and the remedy."""
     cwd = _working_folder(request.cwd)
     env = submission_environment(request.env)
+    env.pop("", None)  # "=x", which some shell left there: no program could be started with it
     _check_command(request.command, env)
     job_class = config.job_class(request.job_class or config["defaults.class"])
     preemptible = job_class.preemptible if request.preemptible is None else request.preemptible
@@ -89,12 +90,10 @@ def build(request: Request, config: Config, now: float) -> Submission:
         nproc=_positive(request.nproc, "--nproc", 0),
         module=request.module,
         gpus_per_node=gpus // nodes,
-        output=request.output,
-        error=request.error,
+        output=_path(request.output, "the output file (-o)"),
+        error=_path(request.error, "the output file (-e)"),
         stop_signal=_signal(request.stop_signal),
-        checkpoint_dir=os.path.normpath(os.path.join(cwd, request.checkpoint_dir))
-        if request.checkpoint_dir
-        else "",
+        checkpoint_dir=_absolute(cwd, _path(request.checkpoint_dir, "--checkpoint-dir")),
         checkpoint_format=_one_of(request.checkpoint_format, "--checkpoint-format", CHECKPOINT_FORMATS),
         backoff_limit=_bounded(
             request.backoff_limit, "--backoff-limit", config["defaults.backoff_limit"], 0, 100
@@ -109,7 +108,7 @@ def build(request: Request, config: Config, now: float) -> Submission:
         comment=storable(request.comment),
     )
     if request.resume_arg is not None:
-        spec.resume_arg = request.resume_arg
+        spec.resume_arg = _resume_arg(request.resume_arg)
     if request.torchrun:
         spec.python = _python(request.python, spec)
     elif request.python or request.module or request.nproc is not None:
@@ -141,7 +140,7 @@ def build(request: Request, config: Config, now: float) -> Submission:
         preemptible=preemptible,
         nodes=nodes,
         gpus=gpus,
-        cpus=_positive(request.cpus, "the number of CPUs (-c)", 0 if gpus else 1) or (0 if gpus else 1),
+        cpus=_positive(request.cpus, "the number of CPUs (-c)", 0 if gpus else 1),
         memory_mib=memory(request.memory, what="the memory (--mem)") if request.memory else 0,
         gpu_type=_gpu_type(request.gpu_type, gpus),
         walltime_s=duration(request.walltime, what="the walltime (-t)")
@@ -261,10 +260,7 @@ def priority(text: str) -> int:
     """A priority by name (low 25, normal 50, high 75, urgent 100) or number. Raises BadRequest."""
     if text in PRIORITIES:
         return PRIORITIES[text]
-    try:
-        number = int(text)
-    except ValueError:
-        number = -1
+    number = int(text) if text.isascii() and text.isdigit() and len(text) < 9 else -1
     if not 0 <= number <= 1000:
         raise BadRequest(
             what="the priority",
@@ -295,7 +291,40 @@ def _working_folder(given: str) -> str:
             why="there is no such folder",
             remedy="Name one that exists with -D.",
         )
-    return os.path.normpath(path)
+    if not os.access(path, os.X_OK):
+        raise BadRequest(
+            what="the working folder",
+            value=given or path,
+            why="you may not enter it",
+            remedy="Name another one with -D.",
+        )
+    return _absolute("/", path)
+
+
+def _absolute(cwd: str, path: str) -> str:
+    """`path`, which may be relative to `cwd`, without . and ..; '' stays ''."""
+    if not path:
+        return ""
+    path = os.path.join(cwd, path)
+    # After a symbolic link, .. is the parent of where it leads; without any the links stay as the user wrote them.
+    return os.path.realpath(path) if ".." in path.split("/") else os.path.normpath(path)
+
+
+def _path(given: str, what: str) -> str:
+    if "\0" in given:
+        raise BadRequest(what=what, value=given, why="it holds a NUL byte", remedy="Leave that out.")
+    return os.path.expanduser(given)
+
+
+def _resume_arg(given: str) -> str:
+    if not given or "\0" in given:
+        raise BadRequest(
+            what="--resume-arg",
+            value=given,
+            why="it is empty" if not given else "it holds a NUL byte",
+            remedy="Write the option's name; 'X=' puts the path into the same argument.",
+        )
+    return given
 
 
 def _check_command(command: list[str], env: dict[str, str]) -> None:
@@ -306,22 +335,13 @@ def _check_command(command: list[str], env: dict[str, str]) -> None:
             why="it is empty",
             remedy="Write it behind --: spool submit -- python train.py",
         )
-    total = 0
-    for word in command:
-        data = os.fsencode(word)
-        if b"\0" in data:
+    total = sum(_size(word, "an argument of the command") for word in command)
+    for name, value in env.items():
+        if "=" in name:
             raise BadRequest(
-                what="the command", value=word[:40], why="it holds a NUL byte", remedy="Leave that out."
+                what="a variable's name", value=name, why="it holds =", remedy="Name it otherwise."
             )
-        if len(data) > MAX_ARGUMENT:
-            raise BadRequest(
-                what="an argument of the command",
-                value=f"{word[:40]}… ({len(data)} bytes)",
-                why=f"Linux takes at most {MAX_ARGUMENT} bytes in one argument",
-                remedy="Put it into a file and pass the file's name.",
-            )
-        total += len(data) + 9
-    total += sum(len(os.fsencode(name)) + len(os.fsencode(value)) + 10 for name, value in env.items())
+        total += _size(f"{name}={value}", "a variable of the environment")
     limit = os.sysconf("SC_ARG_MAX") - 8192
     if total > limit:
         raise BadRequest(
@@ -330,6 +350,21 @@ def _check_command(command: list[str], env: dict[str, str]) -> None:
             why=f"Linux takes at most {limit} bytes for arguments and environment together",
             remedy="Put long arguments into a file and pass the file's name.",
         )
+
+
+def _size(word: str, what: str) -> int:
+    """Bytes that the kernel needs for `word`, with its pointer. Raises BadRequest where it takes no such word."""
+    data = os.fsencode(word)
+    if b"\0" in data:
+        raise BadRequest(what=what, value=word[:40], why="it holds a NUL byte", remedy="Leave that out.")
+    if len(data) > MAX_ARGUMENT:
+        raise BadRequest(
+            what=what,
+            value=f"{word[:40]}… ({len(data)} bytes)",
+            why=f"Linux takes at most {MAX_ARGUMENT} bytes in one",
+            remedy="Put it into a file and pass the file's name.",
+        )
+    return len(data) + 9
 
 
 def _gpus(request: Request, nodes: int) -> int:
@@ -435,7 +470,10 @@ def _which(program: str, spec: JobSpec) -> str:
 
 def _python(given: str, spec: JobSpec) -> str:
     if "/" in given:
-        given = os.path.abspath(os.path.expanduser(given))  # as the shell completed it, whatever -D says
+        try:
+            given = os.path.abspath(os.path.expanduser(given))  # as the shell completed it, whatever -D says
+        except OSError:
+            pass  # the shell's folder is gone: relative to -D then
     for name in (given,) if given else ("python", "python3"):
         if found := _which(name, spec):
             return found
@@ -469,7 +507,9 @@ def _name(request: Request) -> str:
     if not name:
         words = request.command
         name = os.path.basename(words[0])
-        if name.startswith(("python", "bash", "sh")) and len(words) > 1 and not words[1].startswith("-"):
+        # An interpreter says little: its script does. (python3.12 and sh are some, shuffle.py is none.)
+        bare = name.rstrip("0123456789.")
+        if bare in ("python", "bash", "sh") and len(words) > 1 and not words[1].startswith("-"):
             name = os.path.basename(words[1])
     if len(name) > 255:
         raise BadRequest(

@@ -41,8 +41,9 @@ class NodeRoom:
         """CPUs the job would have here: as asked, else one, or with GPUs its share of the node."""
         if job.cpus:
             return job.cpus
-        if job.gpus and self.machine.gpus:
-            return max(1, self.machine.cpus * min(job.gpus, len(self.machine.gpus)) // len(self.machine.gpus))
+        if job.gpus and self.all_gpus:
+            # Of the GPUs in order: one that was replaced is kept as lost, and would halve everybody's share for ever.
+            return max(1, self.machine.cpus * min(job.gpus, len(self.all_gpus)) // len(self.all_gpus))
         return 1
 
     def least_cpus(self, job: Pending) -> int:

@@ -334,8 +334,14 @@ class _Look:
             self.tell(said)
 
     def unreadable(self, table: str, row: dict[str, Any]) -> str:
-        """What is wrong with the JSON texts and the like in a row; '' when nothing is."""
+        """What is wrong with the texts in a row that its types do not tell; '' when nothing is."""
         try:
+            for name, value in row.items():
+                if isinstance(value, str) and not value.isascii():
+                    try:
+                        value.encode()
+                    except UnicodeEncodeError:
+                        return f"{name}: it is no UTF-8"
             if table == "specs":
                 spec_of(row["body"])
             elif table == "events":

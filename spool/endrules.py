@@ -166,7 +166,7 @@ def _first_row(job: JobFacts, end: EndFacts, now: float, jitter: float) -> Next:
             end_reason="failed",
             failures=base.failures + 1,
             charged=True,
-            text=f"failed at once: {end.cause.replace('_', ' ') or how}, which another try cannot mend",
+            text=f"{end.cause.replace('_', ' ') or how}; another try cannot mend that",
         )
     if end.refused:
         return _replace(base, state=State.FAILED, end_reason="refused", text="refused by the backend")
@@ -224,7 +224,7 @@ def _charge(job: JobFacts, base: Next, reason: str, text: str, now: float, jitte
         return _replace(
             base,
             state=State.FAILED,
-            text=f"{text}; that was failure {failures} of at most {job.backoff_limit} forgiven",
+            text=f"{text}; failure {failures}, and the backoff limit is {job.backoff_limit}",
             **common,
         )
     return _replace(base, text=text, not_before=now + _delay(base.delays, jitter), **common)

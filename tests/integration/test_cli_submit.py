@@ -284,7 +284,7 @@ def test_output_patterns(box: Any) -> None:
         (("true",), 0, ""),
         (("sh", "-c", "exit 7"), 7, "job 1 failed: exit 7"),
         (("sh", "-c", "kill -9 $$"), 137, "job 1 failed: killed by SIGKILL"),
-        (("no-such-program",), 127, "job 1 failed at once"),
+        (("no-such-program",), 127, "another try cannot mend that"),
     ],
 )
 def test_wait_gives_the_jobs_own_code(box: Any, command: tuple[str, ...], code: int, says: str) -> None:

@@ -301,9 +301,9 @@ class World:
         ticks = TickLock(self.folders)
         try:
             controller = self.controller(store)
+            idle = 0
             while True:
                 self._drain()
-                moved = bool(self.descendants())
                 ticks.take(wait=True)
                 try:
                     report = controller.tick()
@@ -316,7 +316,9 @@ class World:
                     return [] if goal(store) else ["a further tick changed what was settled"]
                 if time.monotonic() > give_up:
                     return [f"did not settle within {PATIENCE_S} s"]
-                if not self._wait_for_news(report.wake_at) and report.wake_at is None and not moved:
+                waits_for_something = self._wait_for_news(report.wake_at) or report.wake_at is not None
+                idle = 0 if waits_for_something or self.descendants() else idle + 1
+                if idle == 3:  # what a pass started may have ended before it was looked for
                     return ["nothing moves, and the scheduler waits for nothing"]
         finally:
             os.close(ticks.fd)

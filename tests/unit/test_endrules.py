@@ -486,9 +486,9 @@ def test_a_held_job_stays_held_for_the_reason_it_has() -> None:
         ({"supervisor_lost": True, "stop": Stop.NODE_LOST}, "node lost (nobody saw how)"),
         (
             {"exit_code": 1, "cause": "missing_module"},
-            "failed at once: missing module, which another try cannot mend",
+            "missing module; another try cannot mend that",
         ),
-        ({"exit_code": 127}, "failed at once: exit 127, which another try cannot mend"),
+        ({"exit_code": 127}, "exit 127; another try cannot mend that"),
     ],
 )
 def test_sentences(end: dict[str, Any], text: str) -> None:
@@ -496,4 +496,4 @@ def test_sentences(end: dict[str, Any], text: str) -> None:
 
 
 def test_the_last_failure_says_how_many_were_forgiven() -> None:
-    assert after(but(JOB, failures=4), exit_code=2).text == "exit 2; that was failure 4 of at most 3 forgiven"
+    assert after(but(JOB, failures=4), exit_code=2).text == "exit 2; failure 4, and the backoff limit is 3"
