@@ -17,7 +17,7 @@ from gpuspool.spool.database import open_database
 from gpuspool.spool.drift import describe, drift, wanted_schema
 from gpuspool.spool.endrules import EndFacts
 from gpuspool.spool.errors import NewerDatabase, StoreUnavailable
-from gpuspool.spool.folders import Folders
+from gpuspool.spool.folders import Folders, wal_works
 from gpuspool.spool.migrations import STEPS, VERSION, found_version
 from gpuspool.spool.store import open_store
 
@@ -202,6 +202,27 @@ def test_many_processes_that_migrate_at_once(tmp_path: Path, begun: str) -> None
         assert {version for version, _ in found} == {VERSION + 2}
         assert len({journal for _, journal in found}) == 1
         assert raw(folders.database, "SELECT * FROM next_one") == [(0 if begun == "blank" else 11,)]
+
+
+def test_another_one_that_is_busy_with_the_blank_database_is_waited_for() -> None:
+    """The switch to a write-ahead log needs the file for itself, and SQLite does not wait for that."""
+    with quick_folder() as root:
+        folders = make_folders(root)
+        busy = """
+import sqlite3, sys, time
+db = sqlite3.connect(sys.argv[1], isolation_level=None)
+db.execute("BEGIN IMMEDIATE")
+print("1", flush=True)
+time.sleep(0.5)
+"""
+        other = python(busy, folders.database)
+        assert other.stdout is not None
+        assert other.stdout.readline() == "1\n"
+        store = open_store(folders)
+        assert store.rows("PRAGMA journal_mode") == [("wal" if wal_works(folders.database) else "delete",)]
+        store.close()
+        assert other.wait(30) == 0
+        other.stdout.close()
 
 
 KILLED = """

@@ -6,6 +6,7 @@ import traceback
 from pathlib import Path
 from typing import Any
 
+import crash_judge
 from crash_scenarios import SCENARIOS, Scenario
 from crash_world import World
 from tracer import Run, trace
@@ -17,7 +18,7 @@ class Points:
     def __init__(self, name: str, base: Path, program: Path) -> None:
         kind = SCENARIOS[name]
         self.name = name
-        self.world = World(base, program, one=kind.one, held=kind.held, **kind.settings)
+        self.world = World(base, program, one=kind.one, held=kind.held, serves=kind.serves, **kind.settings)
         self.scenario: Scenario = kind(self.world)
 
     def __enter__(self) -> Points:
@@ -31,41 +32,48 @@ class Points:
 
         0 crashes nowhere: the scenario must come to the same without, and the names of all its system calls are told.
         """
+        world, scenario = self.world, self.scenario
         run = Run(0)
         faults: list[str] = []
         try:
-            if self.world.stale:
-                self.world.make_template(self.scenario.prepare)
-            self.world.reset()
-            self.scenario.arm()
+            if world.stale:
+                world.make_template(scenario.prepare)
+            world.reset()
+            scenario.n = n
+            scenario.arm()
             run = trace(
-                self.scenario.act,
+                scenario.act,
                 n,
-                before=self.scenario.before,
+                before=scenario.before,
+                meanwhile=scenario.meanwhile if scenario.race else None,
                 named=n == 0,
-                follow_fork=self.scenario.follow_fork,
+                follow_fork=scenario.follow_fork,
             )
-            if not run.killed and run.status != 0:
+            if (scenario.race or not run.reached) and run.status != 0:
                 faults.append(f"the traced process ended with status {run.status:#x}")
-            self.scenario.after(run)
-            faults += self.world.recover(self.scenario.goal, self.scenario.step)
-            faults += self.world.judge(self.scenario.jobs)
-            faults += self.scenario.judge(run)
+            faults += world.join()
+            scenario.after(run)
+            if scenario.serves:
+                faults += world.recover(scenario.goal, scenario.step)
+            else:
+                faults += world.watch(scenario.goal)
+            faults += world.judge()
+            faults += scenario.judge(run)
         except Exception:
             faults.append(traceback.format_exc())
         result: dict[str, Any] = {
             "scenario": self.name,
             "n": n,
             "calls": run.calls,
-            "call": run.last,
-            "killed": run.killed,
+            "call": run.last.replace(str(world.base), ""),
+            "reached": run.reached,
             "faults": faults,
         }
         if run.points:
-            result["points"] = run.points
+            result["points"] = [call.replace(str(world.base), "") for call in run.points]
         if faults or n == 0:
-            result["story"] = self.world.story()
+            result["story"] = crash_judge.story(world.folders, world.log())
         if faults:
-            self.world.kill_everything()
-            self.world.made_at = 0.0  # whatever was left, the next point starts from nothing
+            world.kill_everything()
+            world.made_at = 0.0  # whatever was left, the next point starts from nothing
         return result

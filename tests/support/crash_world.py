@@ -16,13 +16,14 @@ import select
 import shutil
 import signal
 import socket
-import sqlite3
 import sys
 import time
 import traceback
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+
+import crash_judge
 
 from gpuspool.launch import forkserver, recorder
 from gpuspool.launch.local import LocalBackend
@@ -32,10 +33,9 @@ from gpuspool.scheduler.controller import Controller
 from gpuspool.scheduler.daemon import TickLock
 from gpuspool.scheduler.intake import Request, put
 from gpuspool.spool import config as configuration
-from gpuspool.spool.eventlog import read
 from gpuspool.spool.folders import Folders, resolve
 from gpuspool.spool.lifecycle import LiveAttempt
-from gpuspool.spool.model import FINAL, LIVE
+from gpuspool.spool.model import FINAL
 from gpuspool.spool.store import Store, open_store
 
 #: Recovery must reach its goal within so much real time.
@@ -119,11 +119,18 @@ class World:
     """One spool in `base`, for one scenario; `program` is the compiled crash_job.
 
     `one`: this spool has room for a single job at a time, and the commands watch it. `held`: names of jobs that wait
-    until they are let go. `settings` are configuration by the names of their variables: LOCAL_CPUS="1".
+    until they are let go. `serves`: this worker reads the wake FIFO as a daemon does. `settings` are configuration by the names of their variables: LOCAL_CPUS="1".
     """
 
     def __init__(
-        self, base: Path, program: Path, *, one: bool = False, held: tuple[str, ...] = (), **settings: str
+        self,
+        base: Path,
+        program: Path,
+        *,
+        one: bool = False,
+        held: tuple[str, ...] = (),
+        serves: bool = True,
+        **settings: str,
     ) -> None:
         self.base, self.program = base, program
         self.box, self.template = base / "box", base / "template"
@@ -135,8 +142,10 @@ class World:
         self._environment(settings)
         self.config = configuration.load()
         self.folders = resolve(self.config)
-        os.mkfifo(self.folders.wake, 0o600)
-        self.wake = os.open(self.folders.wake, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
+        wake = self.folders.wake if serves else str(base / "nobody")
+        os.mkfifo(wake, 0o600)
+        self.wake = os.open(wake, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
+        self.others: list[int] = []
         self.gates: dict[str, int] = {}
         for name in held:
             path = self.work / f"go-{name}"
@@ -351,6 +360,64 @@ class World:
         except BlockingIOError:
             pass
 
+    def watch(self, goal: Callable[[Store], bool]) -> list[str]:
+        """Only look on until `goal`: the spool must come to it by itself; faults. What serves it then is ended."""
+        give_up = time.monotonic() + PATIENCE_S
+        while True:
+            store = open_store(self.folders)
+            try:
+                if goal(store):
+                    break
+            finally:
+                store.close()
+            if time.monotonic() > give_up:
+                self.kill_everything()
+                return [f"did not settle by itself within {PATIENCE_S} s"]
+            self._nap(0.02)
+        self.kill_everything()
+        return []
+
+    # -- at the same time --------------------------------------------------------------------------------
+
+    def beside(self, action: Callable[[], None], patience_s: float = 0.05) -> None:
+        """Run `action` in a process of its own; returns when it has ended, or goes on after `patience_s` (it may wait
+        for a lock that a stopped process holds). Nothing else is reaped: it may be called while something is traced."""
+        pid = os.fork()
+        if pid == 0:
+            code = 70
+            try:
+                action()
+                code = 0
+            except BaseException:
+                traceback.print_exc()
+            finally:
+                os._exit(code)
+        give_up = time.monotonic() + patience_s
+        while time.monotonic() < give_up:
+            ended, status = os.waitpid(pid, os.WNOHANG)
+            if ended:
+                if status:
+                    raise RuntimeError(f"what was done beside failed: status {status:#x}")
+                return
+            time.sleep(0.001)
+        self.others.append(pid)
+
+    def join(self) -> list[str]:
+        """Wait for what still runs `beside`; faults."""
+        faults = []
+        for pid in self.others:
+            give_up = time.monotonic() + PATIENCE_S
+            while (found := os.waitpid(pid, os.WNOHANG))[0] == 0 and time.monotonic() < give_up:
+                time.sleep(0.001)
+            if found[0] == 0:
+                faults.append("what was done beside never came to its end")
+                os.kill(pid, signal.SIGKILL)
+                os.waitpid(pid, 0)
+            elif found[1]:
+                faults.append(f"what was done beside failed: status {found[1]:#x}")
+        self.others.clear()
+        return faults
+
     # -- processes ---------------------------------------------------------------------------------------
 
     def reap(self) -> None:
@@ -399,11 +466,8 @@ class World:
 
     # -- judging -----------------------------------------------------------------------------------------
 
-    def judge(self, jobs: int | None = None) -> list[str]:
-        """What is wrong with the spool after it has settled: rows, files, processes, and what really ran.
-
-        `jobs`: so many must there be.
-        """
+    def judge(self) -> list[str]:
+        """What is wrong with the spool after it has settled: rows, files, processes, and what really ran."""
         faults = []
         give_up = time.monotonic() + 5.0
         while left := self.descendants():
@@ -414,170 +478,9 @@ class World:
                 break
             self._drain()
             self._nap(0.004)
-        db = sqlite3.connect(self.folders.database, timeout=5)
-        db.row_factory = sqlite3.Row
-        try:
-            faults += self._judge_rows(db, jobs)
-            faults += self._judge_logs(db)
-            faults += self._judge_runs(db)
-        finally:
-            db.close()
+        faults += crash_judge.judge(self.folders, self.log())
         faults += self.checker.faults(self.folders)
         return faults
-
-    def _judge_rows(self, db: sqlite3.Connection, wanted: int | None) -> list[str]:
-        faults = []
-        if (said := db.execute("PRAGMA integrity_check").fetchone()[0]) != "ok":
-            faults.append(f"integrity: {said}")
-        if rows := db.execute("PRAGMA foreign_key_check").fetchall():
-            faults.append(f"foreign keys: {[tuple(row) for row in rows]}")
-        jobs = db.execute("SELECT * FROM jobs ORDER BY id").fetchall()
-        if wanted is not None and len(jobs) != wanted:
-            faults.append(f"{len(jobs)} jobs instead of {wanted}")
-        settled = 0
-        for job in jobs:
-            attempts = db.execute(
-                "SELECT * FROM attempts WHERE job_id = ? ORDER BY number", (job["id"],)
-            ).fetchall()
-            if [attempt["number"] for attempt in attempts] != list(range(1, job["attempt"] + 1)):
-                faults.append(f"job {job['id']}: attempts are not 1..{job['attempt']}")
-            live = [attempt["number"] for attempt in attempts if attempt["ended_at"] is None]
-            if live != ([job["attempt"]] if job["state"] in LIVE else []):
-                faults.append(f"job {job['id']} is {job['state']} with live attempts {live}")
-            submitted = db.execute(
-                "SELECT count(*) FROM events WHERE job_id = ? AND kind = 'submitted'", (job["id"],)
-            ).fetchone()[0]
-            if submitted != 1:
-                faults.append(f"job {job['id']}: {submitted} events 'submitted'")
-            for attempt in attempts:
-                key = (job["id"], attempt["number"])
-                counts = {
-                    kind: db.execute(
-                        "SELECT count(*) FROM events WHERE job_id = ? AND attempt = ? AND kind = ?",
-                        (*key, kind),
-                    ).fetchone()[0]
-                    for kind in ("claimed", "ended")
-                }
-                over = attempt["ended_at"] is not None
-                settled += over
-                if counts != {"claimed": 1, "ended": int(over)}:
-                    faults.append(f"job {key[0]} attempt {key[1]}: events {counts}")
-        usage = db.execute("SELECT coalesce(sum(attempts), 0) FROM usage").fetchone()[0]
-        if usage != settled:
-            faults.append(f"{usage} attempts in the usage, {settled} have ended")
-        kept = db.execute(
-            "SELECT r.job_id FROM reservations r JOIN jobs j ON j.id = r.job_id WHERE j.state != 'queued'"
-        ).fetchall()
-        if kept:
-            faults.append(f"room is kept for jobs that do not wait: {[row[0] for row in kept]}")
-        epoch = db.execute("SELECT value FROM meta WHERE key = 'epoch'").fetchone()[0]
-        owner = json.loads(Path(self.folders.owner).read_text())
-        if str(owner["epoch"]) != epoch:
-            faults.append(f"owner.json says epoch {owner['epoch']}, the database {epoch}")
-        return faults
-
-    def _judge_logs(self, db: sqlite3.Connection) -> list[str]:
-        faults = []
-        for folder, job, number, ended in db.execute("SELECT folder, job_id, number, ended_at FROM attempts"):
-            path = os.path.join(folder, "events-0-0.jsonl")
-            if not os.path.exists(path):
-                continue
-            batch = read(path, 0, 1)
-            size = os.path.getsize(path)
-            if batch.trouble or batch.offset != size:
-                faults.append(
-                    f"job {job} attempt {number}: its events are readable up to {batch.offset} of {size} bytes"
-                    f" {batch.trouble}"
-                )
-            row = db.execute(
-                "SELECT offset, next_number FROM streams WHERE job_id = ? AND attempt = ?", (job, number)
-            ).fetchone()
-            if ended is not None and (row is None or row[0] < batch.offset):
-                seen = 1 if row is None else row[1]
-                missed = [line.kind for line in batch.lines if line.number >= seen]
-                faults.append(f"job {job} attempt {number}: its events {missed} were never taken in")
-        return faults
-
-    def _judge_runs(self, db: sqlite3.Connection) -> list[str]:
-        """The commands' own notes against the attempts' rows: one run an attempt, none after an end that stands."""
-        faults = []
-        names = {row["name"]: row for row in db.execute("SELECT * FROM jobs")}
-        ends: dict[tuple[str, int], list[str]] = {}
-        started: dict[tuple[str, int], int] = {}
-        finished: set[str] = set()
-        for word, name, attempt, _, code in self.log():
-            key = (name, int(attempt))
-            if word in ("overlap", "crowd"):
-                faults.append(f"{word}: {name}, attempt {attempt}, ran beside another")
-            elif word == "start":
-                started[key] = started.get(key, 0) + 1
-                if name in finished:
-                    faults.append(f"{name} ran again as attempt {attempt} although it had ended with 0")
-            else:
-                ends[key] = [word, code]
-                if word == "end" and code == "0":
-                    finished.add(name)
-        for (name, attempt), count in started.items():
-            if count > 1:
-                faults.append(f"{name}, attempt {attempt}, ran {count} times")
-            row = (
-                names.get(name)
-                and db.execute(
-                    "SELECT end_reason, exit_code, ended_at FROM attempts WHERE job_id = ? AND number = ?",
-                    (names[name]["id"], attempt),
-                ).fetchone()
-            )
-            if not row:
-                faults.append(f"{name}, attempt {attempt}, ran and is not in the store")
-                continue
-            if row["end_reason"] in ("revoked", "launch_failed"):
-                faults.append(f"{name}, attempt {attempt}, ran and was {row['end_reason']}")
-            if row["ended_at"] is None or row["end_reason"] == "supervisor_lost":
-                continue
-            word, code = ends.get((name, attempt), ["killed", ""])
-            true = {"end": code, "stopped": "75"}.get(word)
-            if true is not None and str(row["exit_code"]) != true:
-                faults.append(
-                    f"{name}, attempt {attempt}, left with {true}; the store says {row['exit_code']}"
-                )
-        for name, row in names.items():
-            if row["state"] == "succeeded" and name not in finished:
-                faults.append(f"{name} has succeeded without having ended with 0")
-        return faults
-
-    def story(self) -> str:
-        """All that is known, for the report of a violation."""
-        lines = [f"log: {self.log()}"]
-        db = sqlite3.connect(self.folders.database, timeout=5)
-        db.row_factory = sqlite3.Row
-        try:
-            for job in db.execute("SELECT * FROM jobs"):
-                keys = (
-                    "id",
-                    "name",
-                    "state",
-                    "attempt",
-                    "counted",
-                    "failures",
-                    "launch_failures",
-                    "end_reason",
-                    "wish",
-                )
-                lines.append(str({key: job[key] for key in keys}))
-            for event in db.execute("SELECT * FROM events ORDER BY id"):
-                lines.append(
-                    f"  {event['job_id']}/{event['attempt']} {event['at']:.3f} {event['actor']} {event['kind']}"
-                    f" {event['text']} {event['data'][:160]}"
-                )
-            for row in db.execute("SELECT * FROM attempts"):
-                lines.append(f"  attempt {dict(row)}")
-        except sqlite3.Error as error:
-            lines.append(f"the database: {error}")
-        finally:
-            db.close()
-        for root, _, files in os.walk(self.box / "state"):
-            lines += [f"  {os.path.join(root, name).removeprefix(str(self.box))}" for name in files]
-        return "\n".join(lines)
 
 
 def all_final(store: Store) -> bool:

@@ -2,10 +2,11 @@
 
 The child is killed when it *enters* its n-th system call, which is then not carried out: what is left is exactly what
 the first n - 1 calls did. Only the one process is traced; what it forks runs free and outlives it, as the children of
-a killed scheduler do. With `follow_fork` the first child that it forks is traced in its place, and it runs free.
+a killed scheduler do. With `follow_fork` the first child that it forks is traced in its place, and it runs free. With
+`meanwhile` it is not killed: it stands still at call n while somebody else does something, and then goes on.
 
 Counts drift by a few between runs (a retry, a signal, a busy lock): a run that ends by itself before call n is told
-by `killed` being False. Linux only; the names of calls are those of x86-64, on other machines they are numbers.
+by `reached` being False. Linux only; the names of calls are those of x86-64, on other machines they are numbers.
 """
 
 from __future__ import annotations
@@ -70,13 +71,13 @@ _FD_AT = frozenset(
 class Run:
     """What became of a traced run.
 
-    calls: system calls entered, the one at which it was killed included; killed: by us, at that call; status: as of
-    waitpid(2); last: the call that it was killed at; points: all calls by name where `named` was asked for.
+    calls: system calls entered, the one at which it was killed included; reached: it came to the call that was asked
+    for; status: as of waitpid(2); last: that call; points: all calls by name where `named` was asked for.
     """
 
     pid: int
     calls: int = 0
-    killed: bool = False
+    reached: bool = False
     status: int = 0
     last: str = ""
     points: list[str] = field(default_factory=list)
@@ -116,14 +117,16 @@ def describe(pid: int) -> str:
 
 def trace(
     body: Callable[[], None],
-    kill_at: int = 0,
+    at: int = 0,
     *,
     before: Callable[[], None] | None = None,
+    meanwhile: Callable[[], None] | None = None,
     named: bool = False,
     follow_fork: bool = False,
     timeout_s: float = 30.0,
 ) -> Run:
-    """Run `before` and then `body` in a forked child, tracing `body`; SIGKILL at its system call `kill_at` (from 1).
+    """Run `before` and then `body` in a forked child, tracing `body`; SIGKILL at its system call `at` (from 1), or run
+    `meanwhile` there and let it go on.
 
     0 lets it run to its end, which is `os._exit(0)`, or 70 with a traceback on its standard error when `body` raises.
     `named` collects the names of all calls (slowly). Call it from the main thread: the time limit is a SIGALRM. Raises
@@ -141,7 +144,7 @@ def trace(
             _ptrace(_SETOPTIONS, pid, None, _SYSGOOD | _EXITKILL | (_TRACEFORK if follow_fork else 0))
             if follow_fork:
                 traced = _follow(pid)
-            run = _count(traced, kill_at, named)
+            run = _count(traced, at, named, meanwhile)
     except BaseException:
         for victim in {traced, pid}:
             try:
@@ -150,8 +153,6 @@ def trace(
             except OSError:
                 pass
         raise
-    if traced != pid:
-        return run  # the first one goes on without us; it is its own parent's to reap, as `run.pid` is not
     return run
 
 
@@ -193,14 +194,14 @@ def _follow(pid: int) -> int:
     return child
 
 
-def _count(pid: int, kill_at: int, named: bool) -> Run:
+def _count(pid: int, at: int, named: bool, meanwhile: Callable[[], None] | None) -> Run:
     run = Run(pid)
     ptrace, waitpid = _libc.ptrace, os.waitpid  # the loop is what a point costs
     calls, entering, number = 0, False, 0
     while True:
-        if ptrace(_SYSCALL, pid, None, number) < 0:
-            if ctypes.get_errno() != 3:  # ESRCH: ended by somebody else's SIGKILL, which waitpid tells
-                raise OSError(ctypes.get_errno(), "ptrace")
+        # ESRCH (3): ended by somebody else's SIGKILL, which waitpid tells.
+        if ptrace(_SYSCALL, pid, None, number) < 0 and ctypes.get_errno() != 3:
+            raise OSError(ctypes.get_errno(), "ptrace")
         _, status = waitpid(pid, _WALL)
         number = 0
         if status == _AT_SYSCALL:
@@ -210,10 +211,13 @@ def _count(pid: int, kill_at: int, named: bool) -> Run:
             calls += 1
             if named:
                 run.points.append(describe(pid))
-            if calls == kill_at:
+            if calls == at:
+                run.reached = True
                 run.last = describe(pid)
-                os.kill(pid, signal.SIGKILL)
-                run.killed = True
+                if meanwhile is None:
+                    os.kill(pid, signal.SIGKILL)
+                else:
+                    meanwhile()
         elif status & 0xFF == 0x7F:
             number = status >> 8
             if number >> 8:

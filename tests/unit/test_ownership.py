@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -198,6 +200,59 @@ def test_the_daemon_of_another_host_is_left_alone_until_it_is_silent(folders: Fo
     write_json(memo, {**seen, "since": seen["since"] - 60.5})
     store.submit([submission()], 1.0)
     assert epoch(store) == 6
+
+
+TWO_HOSTS = """
+import json, sys
+from gpuspool.spool.errors import NotOwner
+from gpuspool.spool.folders import Folders
+from gpuspool.spool.model import JobSpec, Submission
+from gpuspool.spool.store import open_store
+store = open_store(Folders(*sys.argv[1:4]))
+try:
+    print(json.dumps(store.submit([Submission(JobSpec(["true"], "/"), "n", "u", 0)], 1.0)))
+except NotOwner as error:
+    print(json.dumps(str(error)))
+"""
+
+
+@pytest.mark.root
+def test_two_hosts_for_real(folders: Folders) -> None:
+    """Another host: a UTS namespace with a name of its own."""
+    if os.geteuid() != 0:
+        pytest.fail(
+            "needs root to make a UTS namespace; run the tests as root or deselect with -m 'not root'"
+        )
+
+    def on_login2() -> object:
+        words = [
+            "unshare",
+            "--uts",
+            "sh",
+            "-c",
+            'hostname login2; exec "$0" "$@"',
+            sys.executable,
+            "-c",
+            TWO_HOSTS,
+        ]
+        done = subprocess.run(
+            [*words, *folder_words(folders)], capture_output=True, text=True, check=True, timeout=60
+        )
+        return json.loads(done.stdout)
+
+    daemon = open_store(folders, role="daemon")
+    daemon.renew(0)
+    daemon.submit([submission()], 1.0)
+    assert f"owned by the daemon {os.getpid()} on {os.uname().nodename} (epoch 1) now" in str(on_login2())
+    daemon.submit([submission()], 1.0)
+    command = open_store(folders)
+    command.submit([submission()], 1.0)
+    daemon.close()
+    assert on_login2() == [4], "given back: login2 works as login1 did"
+    with pytest.raises(NotOwner, match=r"process \d+ on login2 \(epoch 2\)"):
+        command.submit([submission()], 2.0)
+    assert command.submit([submission()], 2.0) == [5]
+    assert epoch(command) == 3
 
 
 def test_a_beat_of_the_other_host_starts_the_minute_afresh(folders: Folders) -> None:

@@ -265,7 +265,10 @@ print(json.dumps(won))
 """
 
 
-def test_of_many_processes_one_claims_each_job(store: Store, folders: Folders) -> None:
+@pytest.mark.parametrize("journal", ["wal", "delete"])
+def test_of_many_processes_one_claims_each_job(store: Store, folders: Folders, journal: str) -> None:
+    """With a write-ahead log and with the rollback journal that network file systems get."""
+    store.rows(f"PRAGMA journal_mode = {journal}")
     store.submit([submission() for _ in range(60)], 1.0)
     begin = time.time() + 2.0
     won = answers(*(python(CLAIMER, *folder_words(folders), f"p{n}", begin) for n in range(4)))
