@@ -228,7 +228,9 @@ class Controller:
         if not self.backend.revoke(entry.attempt.folder, entry.attempt.token):
             report.wake(now + 0.2)
             return None  # it was quicker: the next pass sees what it does
-        facts = EndFacts(revoked=True) if wanted or launcher != self.me else EndFacts(launch_failed=True)
+        # Given up on request it costs nothing. A launch that failed is bounded, whoever's it was: a job whose start
+        # takes the scheduler down would otherwise be tried for ever.
+        facts = EndFacts(revoked=True) if wanted else EndFacts(launch_failed=True)
         return self._end(entry, facts, now)
 
     def _lost(self, entry: LiveAttempt, now: float, report: Report) -> Ending | None:

@@ -19,7 +19,7 @@ from ..launch.local import LocalBackend
 from ..launch.processes import reset_signals, set_title
 from ..launch.waking import leave_word, tick_again
 from ..spool.config import Config, load, signature
-from ..spool.errors import GpuspoolError
+from ..spool.errors import GpuspoolError, NotOwner, StoreGone, StoreUnavailable
 from ..spool.folders import Folders
 from ..spool.processes import ProcessName
 from ..spool.store import Store, open_store
@@ -195,8 +195,11 @@ class Daemon:
                 beat, renewed = beat + 1, time.monotonic()
                 try:
                     store.renew(beat)
-                except OSError as error:
-                    self.log(f"the ownership record cannot be renewed: {error.strerror}")
+                except (NotOwner, StoreGone) as error:
+                    self.log(f"ending: {error}")
+                    return
+                except (StoreUnavailable, OSError) as error:
+                    self.log(f"the ownership record cannot be renewed: {error}")
             busy = report.live or report.queued > report.held
             if busy:
                 empty_since = time.monotonic()
@@ -225,6 +228,10 @@ class Daemon:
         ticks.take(wait=True)
         try:
             report = controller.tick()
+        except (GpuspoolError, OSError) as error:
+            self.log(str(error))
+            self._open_fifo()
+            return False
         finally:
             ticks.release()
         if report.live or report.queued > report.held:

@@ -185,7 +185,8 @@ def _first_row(job: JobFacts, end: EndFacts, now: float, jitter: float) -> Next:
             text="could not be started",
             counted=max(0, job.counted - 1),
             launch_failures=failed,
-            not_before=now + _delay(failed - 1, jitter),
+            # The first one is tried again at once: more often than not the scheduler was restarted in mid-launch.
+            not_before=now + _delay(failed - 2, jitter) if failed > 1 else 0.0,
         )
     if end.supervisor_lost:
         return _charge(job, base, "supervisor_lost", "its supervisor was lost", now, jitter)

@@ -211,7 +211,7 @@ def test_a_supervisor_that_comes_late_does_not_run(box: Any, eventually: Any) ->
     eventually(lambda: box.run("tick") and box.state_of(job) == "succeeded")
     assert len(starts(box)) == 1, "one run"
     found = box.show(job)
-    assert found["attempts"][0]["end_reason"] == "revoked"
+    assert found["attempts"][0]["end_reason"] == "launch_failed"
     assert found["failures"] == 0 or found["state"] == "succeeded"
 
 
