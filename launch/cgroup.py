@@ -45,6 +45,12 @@ def make(parent: str, token: str) -> str:
     return path
 
 
+def find(parent: str, token: str) -> str:
+    """The cgroup of the attempt `token` below `parent`, as `make` made it; '' where there is none."""
+    path = os.path.join(parent, f"gpuspool-{token}")
+    return path if parent and os.path.isdir(path) else ""
+
+
 def enter(path: str) -> bool:
     """Move this process into the cgroup; called in the forked child before exec."""
     try:

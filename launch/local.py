@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import stat
 import sys
 from typing import Any
 
@@ -16,11 +15,11 @@ from ..spool.lifecycle import LiveAttempt
 from ..spool.model import JobSpec
 from ..spool.processes import ProcessName, boot_id, host_name
 from ..spool.values import dataclass
-from . import cgroup
+from . import cgroup, scratch
 from .command import ELASTIC, job_argv, job_environment
 from .forkserver import ForkServer, spawn_cold
 from .guardian import is_held
-from .plan import AttemptPlan, StopRequest, write_control
+from .plan import AttemptPlan, PlanUnreadable, StopRequest, read_plan, write_control
 from .processes import MARKER, Process, ancestors, descendants, in_session, look, marked, send
 
 
@@ -68,7 +67,7 @@ class LocalBackend:
         if spec.launcher == "torchrun":
             with open(os.path.join(os.path.dirname(__file__), ELASTIC), "rb") as source:
                 write_passing(os.path.join(folder, ELASTIC), source.read())
-        scratch = self._scratch(attempt.token)
+        own_scratch = scratch.make(attempt.token)
         gpu_uuids = _uuids(attempt.gpu_uuids)
         names = job_names(job.id, job.name, job.user, self.node)
         output = fill(spec.output, names, spec.cwd) if spec.output else os.path.join(folder, "output.log")
@@ -80,7 +79,7 @@ class LocalBackend:
             "GPUSPOOL_RESUME_FROM": "",
             "GPUSPOOL_GRACE_S": str(attempt.grace_s),
             "GPUSPOOL_DONE": done,
-            "GPUSPOOL_SCRATCH": scratch,
+            "GPUSPOOL_SCRATCH": own_scratch,
             "GPUSPOOL_STOP_SIGNAL": spec.stop_signal,
             MARKER: attempt.token,
         }
@@ -98,7 +97,7 @@ class LocalBackend:
             checkpoint_format=spec.checkpoint_format,
             own_checkpoint_dir=not spec.checkpoint_dir,
             done_file=done,
-            scratch=scratch,
+            scratch=own_scratch,
             walltime_s=attempt.walltime_s,
             ends_by=attempt.ends_by,
             grace_s=attempt.grace_s,
@@ -142,16 +141,6 @@ class LocalBackend:
                     continue
                 found[folder] = ""
         return found
-
-    def _scratch(self, token: str) -> str:
-        base = os.path.join(os.environ.get("TMPDIR") or "/tmp", f"gpuspool-{os.getuid()}")
-        make_private(base)
-        info = os.lstat(base)
-        if info.st_uid != os.getuid() or not stat.S_ISDIR(info.st_mode) or info.st_mode & 0o022:
-            return ""  # somebody else's, or a link laid out for us: better no scratch than theirs
-        path = os.path.join(base, f"scratch-{token}")
-        os.makedirs(path, mode=0o700, exist_ok=True)
-        return path
 
     def _cgroup_parent(self) -> str:
         if self._cgroup is None:
@@ -237,8 +226,14 @@ class LocalBackend:
             send(process, number)
 
     def forget(self, live: LiveAttempt) -> None:
-        """Remove the node-local traces of an attempt that has ended without its supervisor."""
+        """Remove the node-local traces of an attempt that has ended without its supervisor, its scratch included."""
         token = live.attempt.token
+        try:
+            folder = read_plan(live.attempt.folder).scratch
+        except (PlanUnreadable, OSError):
+            folder = scratch.path_of(token)  # made before the plan was
+        if os.path.basename(folder) == f"scratch-{token}":
+            scratch.remove_aside(folder)
         for name in (f"guard-{token}", f"seen-{token}"):
             try:
                 os.unlink(os.path.join(self.folders.runtime, name))

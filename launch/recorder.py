@@ -14,6 +14,7 @@ from typing import Any
 from ..spool.durable import read_json, write_json
 from ..spool.eventlog import EventWriter, read
 from ..spool.processes import ProcessName, start_time
+from . import cgroup, scratch
 from .guard import Ended, Guard, boottime
 from .guardian import hold, hold_guard_lock, run_guardian
 from .inspection import Inspection
@@ -281,6 +282,7 @@ class Recorder:
             known = look(orphans[0]) if orphans else None
             known = known or (Process(orphans[0], 0, os.getpid(), 0) if orphans else None)
         guard = Guard(self.plan, command=known, without=mine)
+        guard.cgroup = cgroup.find(self.plan.cgroup, self.plan.token)
         guard.started, guard.wall_started = self.boot_started or boottime(), self.wall_started or time.time()
         guard.set_deadlines(boottime(), time.time())
         guard.signalled = set(self.signalled)
@@ -395,11 +397,17 @@ class Recorder:
         except OSError:
             pass
         if self.plan.scratch:
-            _remove_scratch(self.plan.scratch)
+            scratch.remove(self.plan.scratch)
         if self.wire is not None:
             self.wire.send("recorded")
-        if self.guardian is not None and self.guardian_is_child and self.guard is None:
-            _wait_for(self.guardian.pid, 5.0)
+        if self.guardian is not None and self.guardian_is_child:
+            if self.guard is None:
+                _wait_for(self.guardian.pid, 5.0)
+            if look(self.guardian.pid) is None:
+                try:
+                    os.unlink(self.plan.guard_lock)  # it does so itself, unless it was killed
+                except OSError:
+                    pass
         wake(self.plan, run=True)
 
     def _last_look(self) -> dict[str, Any]:
@@ -479,12 +487,6 @@ def _wait_for(pid: int, seconds: float) -> None:
 
 def _is_file(path: str) -> bool:
     return bool(path) and os.path.isfile(path)
-
-
-def _remove_scratch(path: str) -> None:
-    import shutil
-
-    shutil.rmtree(path, ignore_errors=True)
 
 
 def read_end(folder: str, incarnation: int, rank: int) -> dict[str, Any] | None:

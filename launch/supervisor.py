@@ -11,6 +11,7 @@ import time
 
 from ..spool.durable import claim, write_json
 from ..spool.processes import ProcessName
+from . import scratch
 from .command import expand
 from .guard import boottime
 from .guardian import hold
@@ -103,6 +104,8 @@ def withdraw(recorder: Recorder, reason: str) -> None:
             break
         except OSError:
             wait([], RETRY_S)
+    if recorder.plan.scratch:
+        scratch.remove(recorder.plan.scratch)
     wake(recorder.plan, run=True)
 
 

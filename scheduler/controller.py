@@ -10,11 +10,13 @@ import json
 import os
 import secrets
 import signal
+import time
 from collections.abc import Callable
 from typing import Any
 
 from ..launch.local import LocalBackend
 from ..launch.plan import StopRequest
+from ..launch.processes import Process
 from ..launch.recorder import read_end
 from ..spool.config import Config
 from ..spool.endrules import EndFacts
@@ -34,6 +36,8 @@ from .state import ClusterState, Never, Plan
 STARTS_A_PASS = 64
 #: How long an unclaimed attempt of a scheduler that is gone is waited for before it is given up.
 ORPHAN_PATIENCE_S = 2.0
+#: Nothing is left of a lost attempt when two looks so far apart find nothing.
+SECOND_LOOK_S = 0.05
 #: By job and attempt number.
 EndRecords = dict[tuple[int, int], dict[str, Any]]
 
@@ -78,7 +82,6 @@ class Controller:
         self.me = ProcessName.of(os.getpid())
         self.nodes = NodeWatch(store, config)
         self.specs: dict[int, JobSpec] = {}
-        self.empty_looks: dict[tuple[int, int], int] = {}
 
     def tick(self) -> Report:
         """One pass."""
@@ -187,6 +190,7 @@ class Controller:
 
     def _look_after(self, live: list[LiveAttempt], report: Report) -> list[LiveAttempt]:
         endings: list[Ending] = []
+        quiet: list[LiveAttempt] = []
         now = self.clock()
         for entry in live:
             if entry.attempt.node != self.backend.node:
@@ -201,15 +205,33 @@ class Controller:
                 if ending is not None:
                     endings.append(ending)
             elif sight.word == "dead":
-                ending = self._lost(entry, now, report)
-                if ending is not None:
-                    endings.append(ending)
+                if read_end(entry.attempt.folder, 0, 0) is not None:
+                    report.wake(now)  # it wrote its end between two looks of ours
+                elif processes := self.backend.leftovers(entry):
+                    endings += self._stop_leftovers(entry, processes, now, report)
+                else:
+                    quiet.append(entry)
             elif entry.job.state == State.INITIALIZING and entry.attempt.stop_kind:
                 # Claimed before it could be revoked: it is stopped like any other.
                 report.wake(now + 0.5)
+        if quiet:
+            # Both looks in this pass: where only cron ticks, the next one is a minute away and remembers nothing.
+            time.sleep(SECOND_LOOK_S)
+            keys: EndRecords = {(entry.job.id, entry.attempt.number): {} for entry in quiet}
+            known = self._ingest(quiet, keys)  # what they wrote at the last moment counts, too
+            quiet = [entry for entry in known if (entry.job.id, entry.attempt.number) in keys]
+        for entry in quiet:
+            if processes := self.backend.leftovers(entry):
+                endings += self._stop_leftovers(entry, processes, now, report)
+            else:
+                stop = entry.attempt.stop_kind if entry.attempt.stop_delivered else ""
+                endings.append(self._end(entry, ends.lost_facts(entry, stop=stop), now))
         return self._apply(endings, live, report)
 
     def _end(self, entry: LiveAttempt, facts: EndFacts, now: float) -> Ending:
+        """The end of an attempt whose supervisor tells none; its node-local traces are removed first, since after the
+        end is settled nobody looks for them any more."""
+        self.backend.forget(entry)
         return ends.ending(entry, self.spec(entry.job.spec_id), facts, now)
 
     def _unclaimed(self, entry: LiveAttempt, now: float, report: Report) -> Ending | None:
@@ -233,27 +255,13 @@ class Controller:
         facts = EndFacts(revoked=True) if wanted else EndFacts(launch_failed=True)
         return self._end(entry, facts, now)
 
-    def _lost(self, entry: LiveAttempt, now: float, report: Report) -> Ending | None:
-        """Recorder and guardian are gone: stop what they left, then end the attempt without inventing a code.
+    def _stop_leftovers(
+        self, entry: LiveAttempt, processes: list[Process], now: float, report: Report
+    ) -> list[Ending]:
+        """Recorder and guardian are gone and left processes: stop those. No next attempt while the last may live.
 
-        No next attempt while the last may live: two looks in a row must find nothing. What cannot be stopped keeps
-        its GPUs drained.
+        What cannot be stopped keeps its GPUs drained; then, and only then, the attempt's end.
         """
-        if read_end(entry.attempt.folder, 0, 0) is not None:
-            report.wake(now)
-            return None  # it wrote its end between two looks of ours
-        key = (entry.job.id, entry.attempt.number)
-        processes = self.backend.leftovers(entry)
-        if not processes:
-            self.empty_looks[key] = self.empty_looks.get(key, 0) + 1
-            if self.empty_looks[key] < 2:
-                report.wake(now + 0.05)
-                return None
-            del self.empty_looks[key]
-            self.backend.forget(entry)
-            stop = entry.attempt.stop_kind if entry.attempt.stop_delivered else ""
-            return self._end(entry, ends.lost_facts(entry, stop=stop), now)
-        self.empty_looks.pop(key, None)
         kill_after = float(self.config["supervisor.term_to_kill"])
         if entry.attempt.lost_at is None:
             what = f"recorder and guardian are gone; stopping what they left ({len(processes)} processes)"
@@ -264,9 +272,9 @@ class Controller:
             self.backend.signal(processes, signal.SIGKILL)
             if now - entry.attempt.lost_at > kill_after + 60:
                 self._drain_gpus(entry, f"processes of job {entry.job.id} cannot be killed")
-                return self._end(entry, ends.lost_facts(entry), now)
+                return [ends.ending(entry, self.spec(entry.job.spec_id), ends.lost_facts(entry), now)]
         report.wake(now + 0.2)
-        return None
+        return []
 
     # -- 6 -----------------------------------------------------------------------------------------------
 

@@ -155,9 +155,8 @@ class _Pass:
                 return
             found = place(self.ledger, job)
             if found is not None:
+                # What was kept of its room is free for the next pass: whom it would have helped has been passed by.
                 self._start(job, *found)
-                self.failed.clear()  # what was kept of its room is free
-                self.not_soon.clear()
                 return
         self.ledger.promise(job, room)
         self._wait_for_room(job, room)

@@ -53,7 +53,9 @@ class Points:
                 faults.append(f"the traced process ended with status {run.status:#x}")
             faults += world.join()
             scenario.after(run)
-            if scenario.serves:
+            if scenario.cron:
+                faults += world.recover_by_cron(scenario.goal, scenario.step)
+            elif scenario.serves:
                 faults += world.recover(scenario.goal, scenario.step)
             else:
                 faults += world.watch(scenario.goal)

@@ -25,14 +25,14 @@ class Race(Scenario):
     race = True
     every = 9
 
-    def cancel(self, *jobs: int) -> None:
-        """The user cancels jobs, in a process of its own."""
+    def cancel(self, *jobs: int, patience_s: float = 0.05) -> None:
+        """The user cancels jobs, in a process of its own; `patience_s` as in `World.beside`."""
 
         def action() -> None:
             with self.store() as store:
                 store.cancel(jobs, time.time(), "test")
 
-        self.world.beside(action)
+        self.world.beside(action, patience_s)
 
     def come_up(self, job: int) -> None:
         """The supervisor of the first attempt of `job` comes up, and has a moment to claim it."""
@@ -64,7 +64,7 @@ class RaceStartCancel(Race, StartCold):
 
     def after(self, run: Run) -> None:
         if not run.reached:
-            self.cancel(1)
+            self.cancel(1, patience_s=20.0)
 
     def wants(self) -> dict[str, Want]:
         return {"a": Want("cancelled", runs=(0, 1), ends=("cancelled",))}
@@ -81,7 +81,7 @@ class RaceSettleCancel(Race, Settle):
 
     def after(self, run: Run) -> None:
         if not run.reached:
-            self.cancel(1, 2)
+            self.cancel(1, 2, patience_s=20.0)
 
     def wants(self) -> dict[str, Want]:
         return {
@@ -102,7 +102,7 @@ class RaceHeirCancel(Race, Preempt):
 
     def after(self, run: Run) -> None:
         if not run.reached:
-            self.cancel(2)
+            self.cancel(2, patience_s=20.0)
 
     def step(self, store: Store) -> None:
         # Whoever was not preempted leaves by itself; who was preempted runs again and leaves.

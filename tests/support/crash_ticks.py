@@ -392,6 +392,14 @@ class Lost(Scenario):
         return {"a": Want("succeeded", runs=(2,), failures=(1,), ends=("supervisor_lost", "succeeded"))}
 
 
+class LostCron(Lost):
+    """As Lost, where nobody but cron ticks afterwards: what one pass saw the next one does not remember."""
+
+    about = "as lost, and only cron ticks"
+    cron = True
+    every = 25
+
+
 def _only_child(pid: int) -> int:
     with open(f"/proc/{pid}/task/{pid}/children") as file:
         return int(file.read().split()[0])

@@ -30,7 +30,7 @@ from gpuspool.launch.local import LocalBackend
 from gpuspool.launch.processes import become_subreaper, look
 from gpuspool.launch.wire import Wire, pair
 from gpuspool.scheduler.controller import Controller
-from gpuspool.scheduler.daemon import TickLock
+from gpuspool.scheduler.daemon import TickLock, tick_once
 from gpuspool.scheduler.intake import Request, put
 from gpuspool.spool import config as configuration
 from gpuspool.spool.folders import Folders, resolve
@@ -360,6 +360,28 @@ class World:
         except BlockingIOError:
             pass
 
+    def recover_by_cron(self, goal: Callable[[Store], bool], step: Callable[[Store], None]) -> list[str]:
+        """One cold tick a minute until `goal`, with no daemon in between; faults."""
+        give_up = time.monotonic() + PATIENCE_S
+        for _ in range(20):
+            assert tick_once(self.folders, self.config, self.now) is not None
+            store = open_store(self.folders)
+            try:
+                step(store)
+                if goal(store):
+                    return []
+            finally:
+                store.close()
+            still = time.monotonic() + STILL_S
+            while self.descendants() and time.monotonic() < still:
+                if self._nap(0.004):
+                    self._drain()
+                    still = time.monotonic() + STILL_S
+            if time.monotonic() > give_up:
+                break
+            self.skew += 60
+        return [f"did not settle within {self.skew / 60:.0f} ticks of cron"]
+
     def watch(self, goal: Callable[[Store], bool]) -> list[str]:
         """Only look on until `goal`: the spool must come to it by itself; faults. What serves it then is ended."""
         give_up = time.monotonic() + PATIENCE_S
@@ -478,6 +500,12 @@ class World:
                 break
             self._drain()
             self._nap(0.004)
+        store = open_store(self.folders)
+        try:
+            # Whatever the crash left of the ownership record: who writes now owns the spool.
+            store.hold((), self.now(), "test")
+        finally:
+            store.close()
         faults += crash_judge.judge(self.folders, self.log())
         faults += self.checker.faults(self.folders)
         return faults

@@ -114,6 +114,25 @@ def test_who_gives_nothing_that_is_missing_is_left_alone():
     assert victims(job(1, 1, "reserved"), active) == [9]
 
 
+def test_who_gives_nothing_does_not_use_up_what_its_project_may_give():
+    """q may give one more GPU: job 7, which would be first, has none that is wanted, and job 9 loses more than job 8."""
+    mixed = machine(types=["a100", "h100", "h100", "h100"])
+    active = [
+        running(7, [0], project="q", saved=1),
+        running(8, [1], project="q", saved=100),
+        running(9, [2, 3], project="q", saved=200),
+    ]
+    pending = job(1, 1, "reserved", gpu_type="h100")
+    assert victims(pending, active, [project("p", 1), project("q", 3)], mixed) == [8]
+
+
+def test_its_own_spot_counts_for_a_spot_job_and_not_for_a_firm_one():
+    active = [running(8, [0, 1], protected_until=NOW + 9), running(9, [2, 3], "spot", "q")]
+    projects = [project("p", 2), project("q", 0)]
+    assert victims(job(1, 2, "spot"), active, projects) is None
+    assert victims(job(1, 2, "reserved"), active, projects) == [9]
+
+
 def test_no_set_no_preemption():
     active = [running(7, [0]), running(8, [1]), running(9, [2, 3], "reserved")]
     assert victims(job(1, 3, "reserved"), active) is None
@@ -273,6 +292,20 @@ def test_a_beneficiary_starts_elsewhere_when_that_comes_free_sooner():
     decided = look(state)
     # GPU 0 of its own room and the free GPU 2 make two.
     assert decided.starts[0].gpu_uuids == ("n1-0", "n1-2")
+
+
+def test_what_it_leaves_then_goes_to_the_first_in_the_next_pass():
+    machines = [machine("n1", types=["a100", "a100"]), machine("n2", types=["h100", "h100"])]
+    rooms = [room_for(2, [0, 1], cpus=2)]
+    pending = [
+        job(1, 1, "reserved", gpu_type="a100"),
+        job(2, 2, "reserved"),
+        job(3, 1, "reserved", gpu_type="a100"),
+    ]
+    state = cluster(machines, pending, [stopping(9, [1])], MINE, rooms=rooms)
+    decided = look(state)
+    assert [(start.job.id, start.node) for start in decided.starts] == [(2, "n2")]
+    assert started(look(carried_out(state, decided))) == [1]
 
 
 def test_a_beneficiary_does_not_preempt_twice():

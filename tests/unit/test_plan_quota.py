@@ -205,3 +205,17 @@ def test_room_is_released_when_quota_was_lowered_meanwhile():
     state = cluster(machine(gpus=4), pending, active, [project("p", 2)], rooms=[room_for(1, [0, 1])])
     decided = look(state)
     assert decided.released == [1] and code(decided, 1) == "Quota"
+
+
+def test_room_is_released_when_what_is_unlimited_took_what_quotas_claim():
+    """p has no quota, so its reserved job 3 starts; its job 2 on demand would take the GPU that r's quota claims."""
+    pending = [job(2, 2, "ondemand"), job(3, 1, "reserved")]
+    projects = [project("p"), project("r", 1)]
+    active = [running(8, [3], "reserved"), stopping(9, [0, 1], "spot", "q")]
+    state = cluster(machine(gpus=4), pending[:1], active, projects, rooms=[room_for(2, [0, 1])])
+    assert code(look(state), 2) == "Preempting"
+    state.pending = pending
+    decided = look(state)
+    assert started(decided) == [3] and not decided.released
+    decided = look(carried_out(state, decided))
+    assert decided.released == [2] and code(decided, 2) == "QuotaClaims"
