@@ -14,6 +14,7 @@ help:
 	@echo 'make test    the whole test suite'
 	@echo 'make lint    ruff and the import contracts;  make types   mypy --strict on an installed copy'
 	@echo 'make bench   the budgets, as figures and ratios against references of the same run'
+	@echo 'make crash   SIGKILL at every system call of ticks, commands and supervisors; the list of points'
 	@echo 'make docs    the generated pages of docs/'
 
 # One environment for demo, tests and development. Editable, so that a change counts at once.
@@ -55,8 +56,11 @@ types: $(WHEEL_VENV)/.ready
 	cd $(WHEEL_VENV) && ../$(BIN)/mypy --python-executable bin/python --config-file ../pyproject.toml -p gpuspool
 
 bench: setup
-	$(BIN)/python -m pip install --quiet click
 	$(BIN)/python benchmarks/run.py
+
+# SIGKILL before every system call of every scenario; prints the points covered and points a minute.
+crash: setup
+	$(BIN)/python tests/crash/run.py
 
 docs: setup
 	$(BIN)/python docs/generate.py
