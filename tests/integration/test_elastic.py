@@ -475,7 +475,8 @@ def test_a_program_that_is_no_python_starts_with_a_clean_slate(launch: Launch) -
     code, out, _ = end(launch.start("--no-python", "--", "./run.sh"))
     assert code == 5
     masks, names = out.splitlines()[:2], {line.partition("=")[0] for line in out.splitlines()[2:]}
-    assert [int(line.split()[1], 16) for line in masks] == [0, 0]
+    # Signals 32 and 33 are the C library's own; a parent that used posix_spawn leaves one of them ignored.
+    assert [int(line.split()[1], 16) & ~(3 << 31) for line in masks] == [0, 0]
     assert "LC_CTYPE" not in names
     assert names - {"PWD", "OLDPWD", "SHLVL", "_"} - set(launch.env) == TORCH_NAMES - {"OMP_NUM_THREADS"}
 
