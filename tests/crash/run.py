@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import resource
 import sys
 import time
 from pathlib import Path
@@ -31,7 +32,6 @@ def main() -> int:
     parser.add_argument("--list", action="store_true", help="only the list of scenarios")
     parser.add_argument("--calls", action="store_true", help="only the system calls of an undisturbed run")
     parser.add_argument("--quick", action="store_true", help="what the ordinary tests run")
-    parser.add_argument("--every", type=int, default=1, metavar="N", help="every N-th point")
     parser.add_argument("--at", type=int, nargs="+", default=[], metavar="N", help="only these points")
     parser.add_argument("--plant", choices=PLANTS, default="", help="plant a fault first")
     parser.add_argument("-j", "--jobs", type=int, default=0, help="processes (two a CPU)")
@@ -55,10 +55,9 @@ def main() -> int:
         return 0
     if len(given.at) == 1:
         workers = 1
-    results: list[dict[str, Any]] = []
-    for name in names:
-        every = SCENARIOS[name].every if given.quick else given.every
-        results += drive([name], workers, points=tuple(given.at), every=every, plant=given.plant, told=_tell)
+    results = drive(
+        names, workers, points=tuple(given.at), sampled=given.quick, plant=given.plant, told=_tell
+    )
     for result in results:
         if result["reached"]:
             print(
@@ -84,11 +83,12 @@ def _summary(results: list[dict[str, Any]], seconds: float) -> None:
         mine = [result for result in points if result["scenario"] == name]
         cpu = sum(result["cpu"] for result in mine) / len(mine) * 1000
         print(f"{name:20} {len(mine):7} {cpu:7.0f} {sum(bool(result['faults']) for result in mine):7}")
-    cpu = max(sum(result["cpu"] for result in points), 0.001)
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    cpu = used.ru_utime + used.ru_stime
     faulty = sum(bool(result["faults"]) for result in results)
     print(
-        f"{len(points)} points in {seconds:.0f} s, {len(points) / seconds * 60:.0f} a minute;"
-        f" {cpu:.0f} CPU seconds, {len(points) / cpu * 60:.0f} a minute and CPU; {faulty} with faults"
+        f"{len(points)} points in {seconds:.0f} s: {len(points) / seconds * 60:.0f} a minute;"
+        f" {cpu:.0f} CPU seconds in all: {len(points) / cpu * 60:.0f} a minute and CPU; {faulty} with faults"
     )
 
 

@@ -1,6 +1,6 @@
 """Runs crash points over several processes; each worker has worlds of its own, in memory where that is to be had.
 
-Started as a program it is such a worker: `crash_driver.py BASE PROGRAM SHARE/SHARES EVERY PLANT POINTS SCENARIO...`.
+Started as a program it is such a worker: `crash_driver.py BASE PROGRAM SHARE/SHARES SAMPLED PLANT POINTS SCENARIO...`.
 """
 
 from __future__ import annotations
@@ -29,13 +29,14 @@ def drive(
     workers: int,
     *,
     points: tuple[int, ...] = (),
-    every: int = 1,
+    sampled: bool = False,
     plant: str = "",
     told: Callable[[dict[str, Any]], None] | None = None,
 ) -> list[dict[str, Any]]:
     """Run scenarios `names` over `workers` processes; what was found, by scenario and point.
 
-    Each scenario is run undisturbed (point 0) and at every system call, or at every `every`-th, or only at `points`.
+    Each scenario is run undisturbed (point 0) and at every system call, or, `sampled`, at those that the ordinary tests
+    take, or only at `points`.
     `plant`: a fault of `crash_plants` to be planted first. `told` is called with each result as it comes.
     """
     memory = "/dev/shm"
@@ -46,7 +47,13 @@ def drive(
     try:
         command = [sys.executable, __file__, str(base), str(_compiled(base))]
         for share in range(workers):
-            tail = [f"{share}/{workers}", str(every), plant, ",".join(map(str, points)), *names]
+            tail = [
+                f"{share}/{workers}",
+                "sampled" if sampled else "all",
+                plant,
+                ",".join(map(str, points)),
+                *names,
+            ]
             running.append(
                 subprocess.Popen(
                     [*command, *tail], stdout=subprocess.PIPE, stdin=subprocess.DEVNULL, text=True
@@ -125,11 +132,12 @@ def alone() -> bool:
 
 
 def work(
-    base: Path, program: Path, share: int, shares: int, every: int, points: list[int], names: list[str]
+    base: Path, program: Path, share: int, shares: int, sampled: bool, points: list[int], names: list[str]
 ) -> None:
     """One worker: its share of the points of each scenario, a line of JSON each on standard output."""
     from crash_point import Points
     from crash_scenarios import SCENARIOS
+    from crash_world import checker
 
     cpus = sorted(os.sched_getaffinity(0))
     os.sched_setaffinity(0, {cpus[share % len(cpus)]})  # tracer and traced on one CPU: a switch costs a fifth
@@ -138,14 +146,18 @@ def work(
             if share == 0 and not points:
                 print(json.dumps(scene.point(0)), flush=True)
             limit = SCENARIOS[name].limit
-            for n in points[share::shares] if points else itertools.count(share * every + 1, shares * every):
+            step = SCENARIOS[name].every if sampled else SCENARIOS[name].stride
+            missed = 0
+            for n in points[share::shares] if points else itertools.count(share * step + 1, shares * step):
                 if limit and n > limit:
                     break
                 wall, cpu = time.monotonic(), _cpu()
                 result = scene.point(n)
-                if not result["reached"] and not points:
-                    break
+                missed = 0 if result["reached"] else missed + 1
+                if missed == 2 and not points:
+                    break  # beyond the end, which drifts a little
                 print(json.dumps(result | {"wall": time.monotonic() - wall, "cpu": _cpu() - cpu}), flush=True)
+    checker().close()
 
 
 def _cpu() -> float:
@@ -154,7 +166,7 @@ def _cpu() -> float:
     return sum(usage.ru_utime + usage.ru_stime for usage in used)
 
 
-def main(base: str, program: str, share: str, every: str, plant: str, points: str, *names: str) -> None:
+def main(base: str, program: str, share: str, sampled: str, plant: str, points: str, *names: str) -> None:
     """The worker's command line."""
     alone()
     if plant:
@@ -163,7 +175,7 @@ def main(base: str, program: str, share: str, every: str, plant: str, points: st
         PLANTS[plant].plant()
     mine, shares = map(int, share.split("/"))
     chosen = [int(word) for word in points.split(",") if word]
-    work(Path(base), Path(program), mine, shares, int(every), chosen, list(names))
+    work(Path(base), Path(program), mine, shares, sampled == "sampled", chosen, list(names))
 
 
 if __name__ == "__main__":

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
+
+import crash_world
 
 from gpuspool.launch import guard
 from gpuspool.launch.local import LocalBackend
 from gpuspool.scheduler.controller import Controller
+from gpuspool.spool.lifecycle import LiveAttempt
 from gpuspool.spool.store import Store
 
 
@@ -44,32 +47,26 @@ def _jobs_one_by_one() -> None:
 
 def _noted_before_written() -> None:
     """A stop is noted as delivered before its file is there: a kill between the two loses it."""
-    write = Controller._stop
+    crash_world.PATIENCE_S = 3.0
+    after = Controller._stop
 
-    def stop(self: Controller, state: Any, decided: Any, live: Any, report: Any) -> None:
-        written = [
-            (entry.job.id, entry.attempt.number, entry.attempt.stop_kind)
-            for entry in live
-            if entry.attempt.stop_kind and not entry.attempt.stop_written
-        ]
-        if written:
-            self.store.note_stops_written(written)
-        for number, entry in enumerate(live):
-            live[number] = replace(entry)
-        write(self, state, decided, live, report)
+    def stop(self: Controller, state: Any, decided: Any, live: list[LiveAttempt], report: Any) -> None:
+        asked = [entry.attempt for entry in live if entry.attempt.stop_kind]
+        self.store.note_stops_written((item.job_id, item.number, item.stop_kind) for item in asked)
+        after(self, state, decided, live, report)
 
     Controller._stop = stop  # type: ignore[method-assign]
 
 
 PLANTS: dict[str, Plant] = {
     "revoke-without-claim": Plant(
-        _revoke_without_claim, "give-up-late", tuple(range(1, 400, 9)), "was revoked"
+        _revoke_without_claim, "give-up-late", tuple(range(1, 400, 9)), "ran and was"
     ),
     "status-by-the-reaper": Plant(
         _status_by_the_reaper, "guardian-life", tuple(range(60, 140, 2)), "ran again"
     ),
     "jobs-one-by-one": Plant(_jobs_one_by_one, "submit-many", tuple(range(30, 300, 6)), "of 3 jobs"),
     "noted-before-written": Plant(
-        _noted_before_written, "cancel-running", tuple(range(150, 260, 10)), "did not settle"
+        _noted_before_written, "cancel-running", tuple(range(120, 420, 6)), "did not settle"
     ),
 }

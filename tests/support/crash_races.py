@@ -201,6 +201,7 @@ class RaceLeave(Race):
     serves = False
     settings = {"DAEMON_IDLE": "1"}  # noqa: RUF012
     every = 40
+    stride = 4  # a point starts a daemon as a new process
 
     def prepare(self) -> None:
         with self.store() as store:

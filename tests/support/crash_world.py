@@ -107,6 +107,16 @@ class Checker:
         os.waitpid(self.pid, 0)
 
 
+_checkers: list[Checker] = []
+
+
+def checker() -> Checker:
+    """The one of this worker: what it imports takes half a second."""
+    if not _checkers:
+        _checkers.append(Checker())
+    return _checkers[0]
+
+
 class Unborn(LocalBackend):
     """Stops short of starting anything: what a scheduler leaves that is killed after it made the plans."""
 
@@ -155,7 +165,7 @@ class World:
         self.made_at = 0.0
         self.notes: dict[str, Any] = {}
         become_subreaper()
-        self.checker = Checker()
+        self.checker = checker()
         self.server: NearForkServer | None = NearForkServer()
 
     def _environment(self, settings: dict[str, str]) -> None:
@@ -482,7 +492,6 @@ class World:
         if self.server is not None:
             self.server.close()
             self.server = None
-        self.checker.close()
         self.kill_everything()
         shutil.rmtree(self.base, ignore_errors=True)
 
