@@ -10,8 +10,12 @@ import os
 import sys
 from typing import Any
 
-from ..spool.processes import start_time
-from .processes import reset_signals, set_title
+from ..spool.eventlog import Batch, Line
+from ..spool.processes import ProcessName, start_time
+from ..spool.values import make_ready
+from .guard import Ended, Guard
+from .plan import AttemptPlan, StopRequest
+from .processes import Process, reset_signals, set_title
 from .supervisor import detach, supervise
 from .wire import ChildWatch, Wire, pair, wait
 
@@ -108,6 +112,9 @@ def serve(fd: int, *, lasting: bool) -> None:
     """Fork supervisors as asked through `fd` until the other end is gone."""
     reset_signals()
     set_title("spool-forksrv")
+    # What every supervisor needs is made here, once; and nothing here is ever garbage to the children.
+    make_ready(AttemptPlan, StopRequest, Guard, Ended, Process, ProcessName, Line, Batch)
+    gc.freeze()
     wire = Wire(fd)
     os.set_inheritable(wire.fd, False)
     watch = ChildWatch()

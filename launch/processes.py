@@ -7,6 +7,7 @@ goes through a pidfd that is opened first and checked by start time afterwards, 
 
 from __future__ import annotations
 
+import _signal
 import ctypes
 import os
 import signal
@@ -15,6 +16,10 @@ from ..spool.processes import start_time
 from ..spool.values import dataclass
 
 MARKER = "GPUSPOOL_TOKEN"
+#: By number, for the C module itself: `signal` turns each into an enumeration first, three times a job.
+_RESETTABLE = tuple(
+    int(number) for number in signal.valid_signals() if number not in (signal.SIGKILL, signal.SIGSTOP)
+)
 PR_SET_CHILD_SUBREAPER = 36
 PR_SET_NAME = 15
 
@@ -178,12 +183,11 @@ def send(process: Process, number: int) -> bool:
 def reset_signals() -> None:
     """Default actions and an empty mask, first thing in a process of ours: an ignored SIGCHLD that was inherited
     loses every exit code."""
-    for number in signal.valid_signals():
-        if number not in (signal.SIGKILL, signal.SIGSTOP):
-            try:
-                signal.signal(number, signal.SIG_DFL)
-            except (OSError, ValueError):
-                continue
+    for number in _RESETTABLE:
+        try:
+            _signal.signal(number, _signal.SIG_DFL)
+        except (OSError, ValueError):
+            continue
     signal.pthread_sigmask(signal.SIG_SETMASK, ())
 
 

@@ -30,6 +30,8 @@ from .handover import LAST, wake
 LOOK_EVERY_S = 15.0
 #: How long news that free no room (a job started) may wait for others.
 NEWS_S = 0.1
+#: How long a supervisor's cold tick stays for the ends of other short jobs.
+LINGER_S = 1.0
 STOPPING_DAEMON_PATIENCE_S = 10.0
 
 
@@ -78,12 +80,16 @@ class TickLock:
             return False
 
 
-def tick_once(folders: Folders, config: Config, clock: Callable[[], float] = time.time) -> Report | None:
+def tick_once(
+    folders: Folders, config: Config, clock: Callable[[], float] = time.time, *, linger_s: float = 0.0
+) -> Report | None:
     """One cold pass, and another whenever somebody left word meanwhile; None when somebody else is in one.
 
     Who finds the lock taken leaves word first and tries once more, and the holder looks for word after it has let
-    go: so no end of a job falls between two passes.
+    go: so no end of a job falls between two passes. With `linger_s` it stays that much longer while short jobs come
+    and go, since the next one's end would start another Python.
     """
+    since = time.monotonic()
     lock = TickLock(folders)
     try:
         if not lock.take(wait=False):
@@ -106,6 +112,15 @@ def tick_once(folders: Folders, config: Config, clock: Callable[[], float] = tim
                 while True:
                     lock.wanted_again()
                     report = controller.tick()
+                    while (
+                        report.live
+                        and report.queued > report.held
+                        and time.monotonic() - since < linger_s
+                        and not os.path.exists(lock.again)
+                    ):
+                        time.sleep(0.005)
+                    if os.path.exists(lock.again):
+                        continue
                     lock.release()
                     if not (os.path.exists(lock.again) and lock.take(wait=False)):
                         return report
@@ -303,7 +318,7 @@ def main() -> None:
         folders = resolve(config)
         if "--once" in sys.argv:
             if not wake(folders):
-                tick_once(folders, config)
+                tick_once(folders, config, linger_s=LINGER_S)
         else:
             serve(folders, config, lasting=False, log=log)
     except GpuspoolError as error:

@@ -12,7 +12,7 @@ import dataclasses
 from dataclasses import field
 from typing import TYPE_CHECKING, Any
 
-__all__ = ["dataclass", "field"]
+__all__ = ["dataclass", "field", "make_ready"]
 
 _MISSING = dataclasses.MISSING
 _NOT_GIVEN = object()
@@ -43,10 +43,8 @@ def _make_init(cls: type) -> Any:
 
 def _first_init(cls: type) -> Any:
     def __init__(self: Any, *values: Any, **named: Any) -> None:
-        made = _make_init(cls)
-        made.__qualname__ = f"{cls.__qualname__}.__init__"
-        cls.__init__ = made  # type: ignore[misc]
-        made(self, *values, **named)
+        make_ready(cls)
+        cls.__init__(self, *values, **named)  # type: ignore[misc]
 
     return __init__
 
@@ -97,6 +95,14 @@ def _dataclass(cls: type | None = None, /, *, frozen: bool = False, slots: bool 
         return plain  # type: ignore[no-any-return]
 
     return wrap if cls is None else wrap(cls)
+
+
+def make_ready(*classes: type) -> None:
+    """Compile the `__init__` of `classes` now: in a process that forks, so that no child has to."""
+    for cls in classes:
+        made = _make_init(cls)
+        made.__qualname__ = f"{cls.__qualname__}.__init__"
+        cls.__init__ = made  # type: ignore[misc]
 
 
 if TYPE_CHECKING:
