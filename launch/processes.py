@@ -7,7 +7,7 @@ goes through a pidfd that is opened first and checked by start time afterwards, 
 
 from __future__ import annotations
 
-import _signal
+import _signal  # type: ignore[import-not-found]
 import ctypes
 import os
 import signal
