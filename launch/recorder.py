@@ -33,7 +33,7 @@ from .sampling import Sampler
 from .waking import wake
 from .wire import ChildWatch, Wire, pair, wait
 
-CONTROL_EVERY_S = 0.2
+CONTROL_EVERY_S = 0.5
 STOPPING_LOOK_EVERY_S = 1.0
 RETRY_S = 2.0
 END_LOOK_S = 10.0

@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import os
 import resource
+import signal
 import sys
 import time
 from pathlib import Path
@@ -32,6 +33,7 @@ def main() -> int:
     parser.add_argument("--list", action="store_true", help="only the list of scenarios")
     parser.add_argument("--calls", action="store_true", help="only the system calls of an undisturbed run")
     parser.add_argument("--quick", action="store_true", help="what the ordinary tests run")
+    parser.add_argument("--twice", action="store_true", help="kill the first pass after the crash, too")
     parser.add_argument("--at", type=int, nargs="+", default=[], metavar="N", help="only these points")
     parser.add_argument("--plant", choices=PLANTS, default="", help="plant a fault first")
     parser.add_argument("-j", "--jobs", type=int, default=0, help="processes (two a CPU)")
@@ -45,6 +47,7 @@ def main() -> int:
                 f"{name:20} {scenario.kind:12} {f'every {scenario.every}' if scenario.every > 1 else '':9} {scenario.about}"
             )
         return 0
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that worlds are removed
     names = given.scenarios or list(SCENARIOS)
     workers = given.jobs or 2 * len(os.sched_getaffinity(0))
     began = time.monotonic()
@@ -56,7 +59,13 @@ def main() -> int:
     if len(given.at) == 1:
         workers = 1
     results = drive(
-        names, workers, points=tuple(given.at), sampled=given.quick, plant=given.plant, told=_tell
+        names,
+        workers,
+        points=tuple(given.at),
+        sampled=given.quick,
+        twice=given.twice,
+        plant=given.plant,
+        told=_tell,
     )
     for result in results:
         if result["reached"]:

@@ -1,6 +1,6 @@
 """Runs crash points over several processes; each worker has worlds of its own, in memory where that is to be had.
 
-Started as a program it is such a worker: `crash_driver.py BASE PROGRAM SHARE/SHARES SAMPLED PLANT POINTS SCENARIO...`.
+Started as a program it is such a worker: `crash_driver.py BASE PROGRAM SHARE/SHARES FLAGS PLANT POINTS SCENARIO...`.
 """
 
 from __future__ import annotations
@@ -30,13 +30,14 @@ def drive(
     *,
     points: tuple[int, ...] = (),
     sampled: bool = False,
+    twice: bool = False,
     plant: str = "",
     told: Callable[[dict[str, Any]], None] | None = None,
 ) -> list[dict[str, Any]]:
     """Run scenarios `names` over `workers` processes; what was found, by scenario and point.
 
     Each scenario is run undisturbed (point 0) and at every system call, or, `sampled`, at those that the ordinary tests
-    take, or only at `points`.
+    take, or only at `points`. `twice`: the first pass after the crash is killed, too, somewhere.
     `plant`: a fault of `crash_plants` to be planted first. `told` is called with each result as it comes.
     """
     memory = "/dev/shm"
@@ -49,7 +50,7 @@ def drive(
         for share in range(workers):
             tail = [
                 f"{share}/{workers}",
-                "sampled" if sampled else "all",
+                " ".join(name for name, wanted in (("sampled", sampled), ("twice", twice)) if wanted),
                 plant,
                 ",".join(map(str, points)),
                 *names,
@@ -132,7 +133,7 @@ def alone() -> bool:
 
 
 def work(
-    base: Path, program: Path, share: int, shares: int, sampled: bool, points: list[int], names: list[str]
+    base: Path, program: Path, share: int, shares: int, flags: list[str], points: list[int], names: list[str]
 ) -> None:
     """One worker: its share of the points of each scenario, a line of JSON each on standard output."""
     from crash_point import Points
@@ -142,11 +143,11 @@ def work(
     cpus = sorted(os.sched_getaffinity(0))
     os.sched_setaffinity(0, {cpus[share % len(cpus)]})  # tracer and traced on one CPU: a switch costs a fifth
     for name in names:
-        with Points(name, base / f"{name}-{share}", program) as scene:
+        with Points(name, base / f"{name}-{share}", program, twice="twice" in flags) as scene:
             if share == 0 and not points:
                 print(json.dumps(scene.point(0)), flush=True)
             limit = SCENARIOS[name].limit
-            step = SCENARIOS[name].every if sampled else SCENARIOS[name].stride
+            step = SCENARIOS[name].every if "sampled" in flags else SCENARIOS[name].stride
             missed = 0
             for n in points[share::shares] if points else itertools.count(share * step + 1, shares * step):
                 if limit and n > limit:
@@ -154,8 +155,6 @@ def work(
                 wall, cpu = time.monotonic(), _cpu()
                 result = scene.point(n)
                 missed = 0 if result["reached"] else missed + 1
-                if SCENARIOS[name].race and not result["reached"]:
-                    result["faults"] = []  # beyond the end: what should have come between never came
                 if missed == 2 and not points:
                     break  # beyond the end, which drifts a little
                 print(json.dumps(result | {"wall": time.monotonic() - wall, "cpu": _cpu() - cpu}), flush=True)
@@ -168,7 +167,7 @@ def _cpu() -> float:
     return sum(usage.ru_utime + usage.ru_stime for usage in used)
 
 
-def main(base: str, program: str, share: str, sampled: str, plant: str, points: str, *names: str) -> None:
+def main(base: str, program: str, share: str, flags: str, plant: str, points: str, *names: str) -> None:
     """The worker's command line."""
     alone()
     if plant:
@@ -177,7 +176,7 @@ def main(base: str, program: str, share: str, sampled: str, plant: str, points: 
         PLANTS[plant].plant()
     mine, shares = map(int, share.split("/"))
     chosen = [int(word) for word in points.split(",") if word]
-    work(Path(base), Path(program), mine, shares, sampled == "sampled", chosen, list(names))
+    work(Path(base), Path(program), mine, shares, flags.split(), chosen, list(names))
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 import traceback
 from pathlib import Path
 from typing import Any
@@ -11,13 +12,15 @@ from crash_scenarios import SCENARIOS, Scenario
 from crash_world import World
 from tracer import Run, trace
 
+from gpuspool.scheduler.daemon import tick_once
+
 
 class Points:
-    """The points of one scenario, in a world of its own below `base`."""
+    """The points of one scenario, in a world of its own below `base`; `twice` as in `crash_driver.drive`."""
 
-    def __init__(self, name: str, base: Path, program: Path) -> None:
+    def __init__(self, name: str, base: Path, program: Path, *, twice: bool = False) -> None:
         kind = SCENARIOS[name]
-        self.name = name
+        self.name, self.twice = name, twice
         self.world = World(base, program, one=kind.one, held=kind.held, serves=kind.serves, **kind.settings)
         self.scenario: Scenario = kind(self.world)
 
@@ -51,8 +54,13 @@ class Points:
             )
             if (scenario.race or not run.reached) and run.status != 0:
                 faults.append(f"the traced process ended with status {run.status:#x}")
+            scenario.reached = run.reached
             faults += world.join()
             scenario.after(run)
+            if self.twice:
+                # Anywhere within a pass, and elsewhere for the next point.
+                again = trace(self._pass, 1 + n * 7919 % 450)
+                faults += [] if again.reached or not again.status else [f"the second: {again.status:#x}"]
             if scenario.cron:
                 faults += world.recover_by_cron(scenario.goal, scenario.step)
             elif scenario.serves:
@@ -79,3 +87,6 @@ class Points:
             world.kill_everything()
             world.made_at = 0.0  # whatever was left, the next point starts from nothing
         return result
+
+    def _pass(self) -> None:
+        tick_once(self.world.folders, self.world.config, time.time)

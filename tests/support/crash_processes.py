@@ -103,7 +103,7 @@ class SubmitMany(Submit):
     """Three jobs by one call: all or none."""
 
     about = "three jobs submitted at once, on a spool that another boot owned"
-    every = 9
+    every = 13
 
     def act(self) -> None:
         request = Request(command=self.world.command("a"), cwd=str(self.world.work), env={})
@@ -206,7 +206,7 @@ class RecorderFailure(RecorderLife):
     """As RecorderLife, of a command that fails."""
 
     about = "the recorder of a command that fails: its last look at the output is a child"
-    every = 9
+    every = 13
 
     def prepare(self) -> None:
         with self.store() as store:
@@ -222,7 +222,7 @@ class RecorderInspecting(RecorderLife):
     """As RecorderLife, of a job that has a broken checkpoint: it is looked at by children, before and after."""
 
     about = "the recorder of a job with a checkpoint: it looks through it in children of its own"
-    every = 9
+    every = 13
 
     def arm(self) -> None:
         folder = os.path.join(self.world.folders.checkpoints(1), "checkpoint-5")
@@ -236,7 +236,7 @@ class RecorderStopping(RecorderLife):
 
     about = "the recorder while its job is cancelled"
     held = ("a",)
-    every = 9
+    every = 13
 
     def prepare(self) -> None:
         with self.store() as store:
@@ -281,7 +281,7 @@ class GuardianContained(GuardianLife):
 
     about = "the guardian, with a cgroup"
     settings = {"LOCAL_CGROUP": "auto"}  # noqa: RUF012
-    every = 9
+    every = 13
 
 
 # -- h: the daemon ------------------------------------------------------------------------------------------
@@ -292,7 +292,7 @@ class DaemonLife(Scenario):
 
     kind = "h daemon"
     about = "a daemon from its start to its end, on a spool that another epoch owned"
-    every = 9
+    every = 13
 
     def prepare(self) -> None:
         with self.store() as store:

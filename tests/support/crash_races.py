@@ -23,7 +23,7 @@ class Race(Scenario):
 
     kind = "i race"
     race = True
-    every = 9
+    every = 13
 
     def cancel(self, *jobs: int, patience_s: float = 0.05) -> None:
         """The user cancels jobs, in a process of its own; `patience_s` as in `World.beside`."""
@@ -162,7 +162,7 @@ class RaceSubmits(Race, SubmitFirst):
         self.world.beside(action)
 
     def wants(self) -> dict[str, Want]:
-        return {"a": Want("succeeded")} | ({"b": Want("succeeded")} if self.n else {})
+        return {"a": Want("succeeded")} | ({"b": Want("succeeded")} if self.reached else {})
 
 
 class RaceRecorderCancel(Race, RecorderLife):
@@ -225,5 +225,5 @@ class RaceLeave(Race):
         self.world.beside(action, 0.2)
 
     def wants(self) -> dict[str, Want]:
-        there = {"a": Want("succeeded")} if self.n else {}
+        there = {"a": Want("succeeded")} if self.reached else {}
         return {"first": Want("cancelled", runs=(0,), ends=())} | there

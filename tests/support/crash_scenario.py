@@ -53,6 +53,7 @@ class Scenario:
     follow_fork = False  # what is traced is the first child
     race = False  # not a crash: it stands still while `meanwhile` happens, and goes on
     n = 0  # the point at hand
+    reached = False  # whether the process came to it
 
     def __init__(self, world: World) -> None:
         self.world = world

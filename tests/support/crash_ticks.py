@@ -77,7 +77,7 @@ class StartForkServer(StartWarm):
     """As StartWarm, but the pass starts the fork server, too."""
 
     about = "a daemon's pass starts its fork server and two jobs"
-    every = 9
+    every = 13
 
     def before(self) -> None:
         self.backend = LocalBackend(self.world.folders, self.world.config)
@@ -89,7 +89,7 @@ class StartContained(StartCold):
 
     about = "spool tick in a spool that no pass has seen yet, with cgroups"
     settings = {"LOCAL_CGROUP": "auto"}  # noqa: RUF012
-    every = 9
+    every = 13
 
     def tick_of_nobody(self, store: Store) -> None:
         pass
@@ -141,7 +141,7 @@ class SettleWish(Settle):
     """The user cancels the failed job right after the crash, whether its end was taken in or not."""
 
     about = "as settle, and the user cancels what has failed"
-    every = 9
+    every = 13
 
     def after(self, run: Run) -> None:
         with self.store() as store:
@@ -248,7 +248,7 @@ class StopUnseen(CancelRunning):
     """The user's stop comes before any pass has seen the job run; it is resumed later."""
 
     about = "a pass takes in a start and tells the job that the user stopped it"
-    every = 9
+    every = 13
 
     def arm(self) -> None:
         self.run_first_attempt(1, "a")
@@ -285,7 +285,7 @@ class CancelLate(CancelInitializing):
     """The supervisor comes up right after the crash, whatever the dead scheduler left."""
 
     about = "as cancel-initializing, and the supervisor comes late"
-    every = 9
+    every = 13
     held = ("a",)
 
     def prepare(self) -> None:
@@ -350,8 +350,9 @@ class Lost(Scenario):
     """Recorder and guardian were killed and the command lives: it is stopped before it is started again."""
 
     kind = "e lost"
-    about = "passes stop what a lost supervisor left, and start the job again"
+    about = "a pass stops what a lost supervisor left running"
     held = ("a",)
+    every = 13
 
     def prepare(self) -> None:
         with self.store() as store:
@@ -363,26 +364,14 @@ class Lost(Scenario):
         with self.store() as store:
             self.tick(store)
         folder = self.world.attempt_folder(1)
-        name = ProcessName.parse(str(read_json(os.path.join(folder, "claim-0-0"))["process"]))
-        assert name is not None
-        guardian = look(_only_child(name.pid))
-        assert guardian is not None
-        os.kill(name.pid, signal.SIGSTOP)  # or it would take the guard over
-        os.kill(guardian.pid, signal.SIGKILL)
-        os.kill(name.pid, signal.SIGKILL)
-        self.world.until(lambda: look(name.pid) is None and look(guardian.pid) is None, why="both are gone")
-
-    def act(self) -> None:
-        with self.store() as store:
-            controller = Controller(store, self.world.folders, self.world.config, self.backend, time.time)
-            for _ in range(40):
-                controller.tick()
-                if store.job(1).attempt > 1 or store.job(1).state == "queued":
-                    break
-                time.sleep(0.02)
-
-    def before(self) -> None:
-        self.backend = LocalBackend(self.world.folders, self.world.config)
+        recorder = ProcessName.parse(str(read_json(os.path.join(folder, "claim-0-0"))["process"]))
+        assert recorder is not None
+        guardian = _only_child(recorder.pid)
+        self.command = _only_child(guardian)
+        os.kill(recorder.pid, signal.SIGSTOP)  # or it would take the guard over
+        os.kill(guardian, signal.SIGKILL)
+        os.kill(recorder.pid, signal.SIGKILL)
+        self.world.until(lambda: look(recorder.pid) is None and look(guardian) is None, why="both are gone")
 
     def step(self, store: Store) -> None:
         if self.world.runs("a") > 1:
@@ -390,6 +379,18 @@ class Lost(Scenario):
 
     def wants(self) -> dict[str, Want]:
         return {"a": Want("succeeded", runs=(2,), failures=(1,), ends=("supervisor_lost", "succeeded"))}
+
+
+class LostGone(Lost):
+    """As Lost, and the command is gone, too: nothing is left, and nobody knows how it ended."""
+
+    about = "a pass finds nothing left of a lost supervisor, ends its attempt and has the job tried again"
+    every = 1
+
+    def arm(self) -> None:
+        super().arm()
+        os.kill(self.command, signal.SIGKILL)
+        self.world.until(lambda: look(self.command) is None, why="the command is gone")
 
 
 class LostCron(Lost):

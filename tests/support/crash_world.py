@@ -500,7 +500,7 @@ class World:
     def judge(self) -> list[str]:
         """What is wrong with the spool after it has settled: rows, files, processes, and what really ran."""
         faults = []
-        give_up = time.monotonic() + 5.0
+        give_up = time.monotonic() + 20.0
         while left := self.descendants():
             if time.monotonic() > give_up:
                 lines = [Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ") for pid in left]
