@@ -53,10 +53,11 @@ def test_nothing_is_lost_and_nothing_runs_twice(kind: str) -> None:
     for name in names:
         mine = [result for result in results if result["scenario"] == name]
         points = sum(result["reached"] for result in mine)
-        print(f"{name}: {points} points; {mine[0]['calls']} system calls undisturbed")
+        step = max(result.get("step", 1) for result in mine)
+        print(f"{name}: {points} points, one in {step}; {mine[0]['calls']} system calls undisturbed")
         # What should be covered was covered; counts drift, the more so as naming all calls is slow.
         whole = min(mine[0]["calls"], SCENARIOS[name].limit or 10**6)
-        assert points * SCENARIOS[name].every >= whole * 0.7, name
+        assert points * step >= whole * 0.7, name
 
 
 @pytest.mark.parametrize("name", PLANTS)

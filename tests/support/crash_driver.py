@@ -21,6 +21,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+#: One point in so many where all of the machine's processes are searched and cannot be kept out of sight.
+SCANNED = 25
 PROGRAM = Path(__file__).resolve().parent / "programs" / "crash_job.c"
 
 
@@ -112,30 +114,48 @@ def alone() -> bool:
     A search for what a lost supervisor left reads all of /proc: on a busy machine thousands of calls that are no
     points of interest. It also holds everything that a worker starts, and ends it with the worker.
     """
-    libc = ctypes.CDLL(None, use_errno=True)
-    libc.prctl(1, signal.SIGKILL, 0, 0, 0)  # PR_SET_PDEATHSIG
-    if libc.unshare(0x20000000 | 0x00020000):  # CLONE_NEWPID, CLONE_NEWNS
+    _end_with_parent()
+    trial = os.fork()
+    if trial == 0:
+        os._exit(0 if _enter_namespace() else 1)
+    if os.waitpid(trial, 0)[1] or not _enter_namespace():
         return False
-    for is_init in (True, False):  # the first one is the namespace's init, which only waits
-        pid = os.fork()
-        if pid == 0:
-            libc.prctl(1, signal.SIGKILL, 0, 0, 0)
-            if is_init:
-                private, nothing = 0x44000, 0xE  # MS_REC | MS_PRIVATE; nosuid, nodev, noexec
-                failed = libc.mount(b"none", b"/", None, private, None)
-                if failed or libc.mount(b"proc", b"/proc", b"proc", nothing, None):
-                    os._exit(71)
-            continue
-        while (ended := os.waitpid(-1, 0))[0] != pid:
-            pass
-        os._exit(os.waitstatus_to_exitcode(ended[1]) & 0xFF)
+    _leave_to_child()  # the namespace's init only waits
     return True
 
 
+def _enter_namespace() -> bool:
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.unshare(0x20000000 | 0x00020000):  # CLONE_NEWPID, CLONE_NEWNS
+        return False
+    _leave_to_child()
+    private, nothing = 0x44000, 0xE  # MS_REC | MS_PRIVATE; nosuid, nodev, noexec
+    failed = libc.mount(b"none", b"/", None, private, None)
+    return not failed and not libc.mount(b"proc", b"/proc", b"proc", nothing, None)
+
+
+def _leave_to_child() -> None:
+    """Return in a forked child; this process only waits for it, and ends as it does."""
+    pid = os.fork()
+    if pid == 0:
+        _end_with_parent()
+        return
+    while (ended := os.waitpid(-1, 0))[0] != pid:
+        pass
+    os._exit(os.waitstatus_to_exitcode(ended[1]) & 0xFF)
+
+
+def _end_with_parent() -> None:
+    ctypes.CDLL(None).prctl(1, signal.SIGKILL, 0, 0, 0)  # PR_SET_PDEATHSIG
+
+
 def work(
-    base: Path, program: Path, share: int, shares: int, flags: list[str], points: list[int], names: list[str]
+    base: Path, program: Path, share: int, shares: int, flags: set[str], points: list[int], names: list[str]
 ) -> None:
-    """One worker: its share of the points of each scenario, a line of JSON each on standard output."""
+    """One worker: its share of the points of each scenario, a line of JSON each on standard output.
+
+    A result has `step`, too: every so many-th point was taken.
+    """
     from crash_point import Points
     from crash_scenarios import SCENARIOS
     from crash_world import checker
@@ -148,6 +168,8 @@ def work(
                 print(json.dumps(scene.point(0)), flush=True)
             limit = SCENARIOS[name].limit
             step = SCENARIOS[name].every if "sampled" in flags else SCENARIOS[name].stride
+            if SCENARIOS[name].scans and "alone" not in flags:
+                step = max(step, SCANNED)
             missed = 0
             for n in points[share::shares] if points else itertools.count(share * step + 1, shares * step):
                 if limit and n > limit:
@@ -157,7 +179,8 @@ def work(
                 missed = 0 if result["reached"] else missed + 1
                 if missed == 2 and not points:
                     break  # beyond the end, which drifts a little
-                print(json.dumps(result | {"wall": time.monotonic() - wall, "cpu": _cpu() - cpu}), flush=True)
+                result |= {"step": step, "wall": time.monotonic() - wall, "cpu": _cpu() - cpu}
+                print(json.dumps(result), flush=True)
     checker().close()
 
 
@@ -169,14 +192,14 @@ def _cpu() -> float:
 
 def main(base: str, program: str, share: str, flags: str, plant: str, points: str, *names: str) -> None:
     """The worker's command line."""
-    alone()
+    wanted = {*flags.split(), *(["alone"] if alone() else [])}
     if plant:
         from crash_plants import PLANTS
 
         PLANTS[plant].plant()
     mine, shares = map(int, share.split("/"))
     chosen = [int(word) for word in points.split(",") if word]
-    work(Path(base), Path(program), mine, shares, flags.split(), chosen, list(names))
+    work(Path(base), Path(program), mine, shares, wanted, chosen, list(names))
 
 
 if __name__ == "__main__":

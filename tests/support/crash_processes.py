@@ -60,21 +60,16 @@ class Submit(Command):
     def prepare(self) -> None:
         with self.store() as store:
             self.world.submit(store, "first")
-            self.tick(store)
-        with self.store() as store:
-            self.world.until(lambda: self.tick(store) or all_final(store), why="first ends")
+
+            def ticked() -> bool:
+                self.tick(store)
+                return all_final(store)
+
+            self.world.until(ticked, why="first ends")
 
     def act(self) -> None:
-        self.words = (
-            "submit",
-            "--parsable",
-            "-J",
-            "a",
-            "-D",
-            str(self.world.work),
-            "--",
-            *self.world.command("a"),
-        )
+        options = ("--parsable", "-J", "a", "-D", str(self.world.work))
+        self.words = ("submit", *options, "--", *self.world.command("a"))
         super().act()
 
     def wants(self) -> dict[str, Want]:

@@ -49,6 +49,7 @@ class Scenario:
     cron = False  # nobody but cron ticks afterwards: a fresh process each minute
     every = 1  # the ordinary tests take every point, or one in so many
     stride = 1  # and so does the full form
+    scans = False  # it searches all of /proc
     limit = 0  # no points beyond this one, where the process goes on for ever; 0: no such
     follow_fork = False  # what is traced is the first child
     race = False  # not a crash: it stands still while `meanwhile` happens, and goes on

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import signal
 import time
@@ -113,7 +114,7 @@ class Settle(Scenario):
             self.world.start(self.world.attempt_folder(1), self.world.attempt_folder(2))
             for job in (1, 2):
                 path = os.path.join(self.world.attempt_folder(job), "ended-0-0.json")
-                self.world.until(lambda path=path: os.path.exists(path), why=path)
+                self.world.until(functools.partial(os.path.exists, path), why=path)
             self.world.submit(store, "next")
 
     def act(self) -> None:
@@ -351,6 +352,7 @@ class Lost(Scenario):
 
     kind = "e lost"
     about = "a pass stops what a lost supervisor left running"
+    scans = True
     held = ("a",)
     every = 13
 

@@ -336,8 +336,10 @@ class World:
                 if time.monotonic() > give_up:
                     return [f"did not settle within {PATIENCE_S} s"]
                 waits_for_something = self._wait_for_news(report.wake_at) or report.wake_at is not None
-                idle = 0 if waits_for_something or self.descendants() else idle + 1
-                if idle == 3:  # what a pass started may have ended before it was looked for
+                did_something = report.started or report.ended or report.preempted
+                # What a pass started may have ended before it was looked for.
+                idle = 0 if waits_for_something or did_something or self.descendants() else idle + 1
+                if idle == 3:
                     return ["nothing moves, and the scheduler waits for nothing"]
         finally:
             os.close(ticks.fd)

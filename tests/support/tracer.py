@@ -71,11 +71,13 @@ _FD_AT = frozenset(
 class Run:
     """What became of a traced run.
 
+    pid: whom we traced, reaped by now; first: with `follow_fork` the one that forked it, which is the caller's to reap;
     calls: system calls entered, the one at which it was killed included; reached: it came to the call that was asked
     for; status: as of waitpid(2); last: that call; points: all calls by name where `named` was asked for.
     """
 
     pid: int
+    first: int = 0
     calls: int = 0
     reached: bool = False
     status: int = 0
@@ -153,6 +155,7 @@ def trace(
             except OSError:
                 pass
         raise
+    run.first = 0 if traced == pid else pid
     return run
 
 
@@ -235,11 +238,12 @@ class _Alarm:
 
     def __enter__(self) -> None:
         self.before = signal.signal(signal.SIGALRM, self._ring)
-        signal.setitimer(signal.ITIMER_REAL, self.seconds)
+        self.left, _ = signal.setitimer(signal.ITIMER_REAL, self.seconds)
 
     def __exit__(self, *_: object) -> None:
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, self.before)
+        signal.setitimer(signal.ITIMER_REAL, self.left)  # somebody else's, a test's own time limit say
 
     def _ring(self, *_: object) -> None:
         raise TraceFailed(f"the traced process did not end within {self.seconds} s")
